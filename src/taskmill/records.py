@@ -1,0 +1,158 @@
+"""What is said, stored and sent: messages, tool calls, usage, and the trace of one rollout.
+
+All records are frozen `msgspec` structs: they encode to JSON in microseconds, and a stored record stays what
+it was. Times are seconds (durations) or ISO 8601 in UTC (moments); money is US dollars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Raw, Struct, field
+
+Role = Literal["system", "user", "assistant", "tool"]
+State = Literal["completed", "partial", "discarded", "failed", "cancelled"]
+"""How a rollout ended. `completed`, `partial` and `discarded` are done; the others run again on resume."""
+
+DONE_STATES: frozenset[str] = frozenset({"completed", "partial", "discarded"})
+
+
+class ToolCall(Struct, frozen=True, omit_defaults=True):
+    """One call a model asked for. `arguments` is the text exactly as the model wrote it, JSON or not."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    """One turn of a conversation, in the shape every room shares.
+
+    `reasoning` is the thinking of an assistant turn, parsed out of the text; `reasoning_details` is what the
+    endpoint gave in a structure of its own and wants back unchanged. A `tool` message answers `tool_call_id`;
+    `success` is known where the tool ran and never guessed from the text.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    reasoning_details: list[Any] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    success: bool | None = None
+
+
+class ToolSpec(Struct, frozen=True):
+    """A tool as a model is told about it. `parameters` is the JSON Schema of its arguments, already encoded."""
+
+    name: str
+    description: str
+    parameters: Raw
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens of one call or of many. `cached_tokens` is part of `input_tokens`, `reasoning_tokens` of `output_tokens`."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+class CallRecord(Struct, frozen=True, omit_defaults=True):
+    """One model call of a rollout: what it used, cost and took.
+
+    `seconds` is the time the model worked on the attempt that answered, `waiting` what was spent before it in
+    queues and back-off. `replayed` calls came from the call journal and cost nothing this time.
+    """
+
+    usage: Usage = Usage()
+    cost: float | None = None
+    seconds: float = 0.0
+    waiting: float = 0.0
+    attempts: int = 1
+    finish_reason: str = "stop"
+    replayed: bool = False
+
+
+class ToolEvent(Struct, frozen=True, omit_defaults=True):
+    """One tool call as it ended: exactly one success or failure for each call a model made."""
+
+    call_id: str
+    name: str
+    success: bool
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class ErrorRecord(Struct, frozen=True, omit_defaults=True):
+    """An error as it is stored: class name, message, attempts made, and the traceback where one helps."""
+
+    type: str
+    message: str
+    attempts: int = 1
+    traceback: str | None = None
+
+
+class Timing(Struct, frozen=True, omit_defaults=True):
+    """Where the time of a rollout went, in seconds."""
+
+    total: float = 0.0
+    model: float = 0.0
+    tools: float = 0.0
+    waiting: float = 0.0
+
+
+class Trace(Struct, frozen=True, omit_defaults=True):
+    """The record of one rollout, the same for every way in.
+
+    Only what the user, the model and the tools said stands in `messages`: no reminder, retry, prefill or
+    ephemeral system prompt.
+    """
+
+    id: str
+    state: State
+    messages: tuple[Message, ...] = ()
+    task: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[ToolSpec, ...] = ()
+    toolsets: tuple[str, ...] = ()
+    model: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[CallRecord, ...] = ()
+    tool_events: tuple[ToolEvent, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    stop_reason: str = ""
+    truncated: bool = False
+    errors: tuple[ErrorRecord, ...] = ()
+    timing: Timing = Timing()
+    started_at: str = ""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all calls together."""
+        total = Usage()
+        for call in self.calls:
+            total = total + call.usage
+        return total
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars of all calls, or `None` as soon as one price is unknown."""
+        costs = [call.cost for call in self.calls]
+        return None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs)
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether any assistant turn carries reasoning that is not blank."""
+        return any(m.role == "assistant" and m.reasoning and m.reasoning.strip() for m in self.messages)

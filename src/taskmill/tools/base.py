@@ -1,0 +1,59 @@
+"""What a tool is: a name, a description, a schema, and something that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from taskmill.records import ToolSpec
+from taskmill.sandbox.base import Sandbox
+
+
+class ToolResult(Struct, frozen=True):
+    """What a tool says. `content` is the text the model reads; `success` is the tool's own word on how it went."""
+
+    content: str
+    success: bool = True
+    error: str | None = None
+
+
+class ToolContext:
+    """What a running tool may use: the rollout's sandbox, and a place for state that lives as long as the rollout.
+
+    `state` is keyed by tool or toolset name (the todo list, the shell's directory); nothing of it is shared
+    between rollouts.
+    """
+
+    __slots__ = ("locks", "memory_path", "rollout_id", "sandbox", "state")
+
+    def __init__(self, rollout_id: str, sandbox: Sandbox, *, memory_path: str | None = None) -> None:
+        self.rollout_id = rollout_id
+        self.sandbox = sandbox
+        self.memory_path = memory_path
+        self.state: dict[str, Any] = {}
+        self.locks: dict[str, asyncio.Lock] = {}
+
+
+class Tool(Protocol):
+    """One thing an agent can do.
+
+    `exclusive` tools run alone within a turn, in the order of the calls (they change what others see); the
+    rest may run side by side. `call` may raise `taskmill.errors.ToolError`; any other exception is a failure
+    of the tool as well and is shown to the model as class and message.
+    """
+
+    @property
+    def spec(self) -> ToolSpec: ...
+    @property
+    def exclusive(self) -> bool: ...
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a call is given up. Always finite."""
+        ...
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Run with arguments that were parsed from JSON but not yet checked against the schema."""
+        ...
