@@ -52,7 +52,8 @@ class ModelError(TaskmillError):
     """A model call that did not yield an answer.
 
     `retryable` says whether the same call may succeed later. `status` is the HTTP status where there was one,
-    `body` the first part of the raw answer (secrets removed), `retry_after` the seconds the endpoint asked for.
+    `body` the first part of the raw answer (secrets removed), `retry_after` the seconds the endpoint asked for,
+    `attempts` how often it was tried, `waiting` the seconds spent in queues and back-off meanwhile.
     """
 
     retryable: bool = False
@@ -70,6 +71,7 @@ class ModelError(TaskmillError):
         self.body = body
         self.retry_after = retry_after
         self.attempts = 1
+        self.waiting = 0.0
 
 
 class TransientModelError(ModelError):
@@ -127,6 +129,10 @@ class ToolTimeoutError(ToolError):
 
 class ToolRefusedError(ToolError):
     """The tool will not do that: a path outside the workspace, a limit reached."""
+
+
+class ToolNotRunError(ToolError):
+    """The call was never run: the turn that asked for it was cut off, or the rollout ended first."""
 
 
 class SandboxError(TaskmillError):

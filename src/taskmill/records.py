@@ -86,13 +86,20 @@ class CallRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class ToolEvent(Struct, frozen=True, omit_defaults=True):
-    """One tool call as it ended: exactly one success or failure for each call a model made."""
+    """One tool call as it ended: exactly one success or failure for each call a model made.
+
+    `error` is what went wrong, in words; `error_type` the class of it (`UnknownToolError`,
+    `ToolArgumentsError`, `ToolTimeoutError`, …), so that nobody has to guess it from the words.
+    `note` is what was mended in arguments that were not quite JSON before the tool saw them.
+    """
 
     call_id: str
     name: str
     success: bool
     seconds: float = 0.0
     error: str | None = None
+    error_type: str | None = None
+    note: str | None = None
 
 
 class ErrorRecord(Struct, frozen=True, omit_defaults=True):
@@ -117,7 +124,7 @@ class Trace(Struct, frozen=True, omit_defaults=True):
     """The record of one rollout, the same for every way in.
 
     Only what the user, the model and the tools said stands in `messages`: no reminder, retry, prefill or
-    ephemeral system prompt.
+    ephemeral system prompt. `notes` says what was mended on the way (a null call skipped, an id made unique).
     """
 
     id: str
@@ -137,6 +144,7 @@ class Trace(Struct, frozen=True, omit_defaults=True):
     errors: tuple[ErrorRecord, ...] = ()
     timing: Timing = Timing()
     started_at: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def usage(self) -> Usage:

@@ -1,1 +1,62 @@
-"""."""
+"""The command line: one module a command, loaded when it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from taskmill import __version__
+from taskmill.errors import TaskmillError
+
+EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+COMMANDS = {
+    "batch": ("taskmill.cli.batch:batch", "Run a file of prompts into trajectories."),
+    "status": ("taskmill.cli.status:status", "What a run has done, what failed and why, what was in flight."),
+    "export": ("taskmill.cli.export:export", "Turn a run into ShareGPT, chat messages or Parquet."),
+    "distributions": ("taskmill.cli.catalog:distributions", "The toolset distributions, with their chances."),
+    "tools": ("taskmill.cli.catalog:tools", "The tools an agent can be offered, and what is missing for the others."),
+    "models": ("taskmill.cli.catalog:models", "The models there are without an endpoint; 'fetch' gets the embedded one."),
+}
+
+
+def build_app() -> App:
+    """The application with its commands named but not yet imported."""
+    app = App(
+        name="taskmill",
+        help="Tasks in, trajectories out: rollouts of language models and agents, losing nothing.",
+        version=__version__,
+        help_format="plaintext",
+    )
+    for name, (target, text) in COMMANDS.items():
+        app.command(target, name=name, help=text)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    0: all that was asked was done. 1: some of it was not. 2: it could not be started as asked. 130: interrupted.
+    """
+    _survive_narrow_consoles()
+    try:
+        result = build_app()(arguments, exit_on_error=True, result_action="return_value")
+    except (TaskmillError, FileNotFoundError, ValueError) as problem:
+        print(f"taskmill: {problem}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(problem, (ValueError, FileNotFoundError)) else EXIT_INCOMPLETE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_OK
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _survive_narrow_consoles() -> None:
+    # A console that can't show a character shows an escape instead of ending the run.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")

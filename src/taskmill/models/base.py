@@ -6,16 +6,23 @@ a local model that batches inside itself are interchangeable.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from taskmill.records import CallRecord, Message, ToolSpec, Usage
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def _raw_as_text(value: object) -> str:
+    if isinstance(value, Raw):
+        return bytes(value).decode("utf-8", "surrogateescape")
+    raise NotImplementedError(f"{type(value).__name__} is not part of a request")
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -50,7 +57,12 @@ class Request(Struct, frozen=True, omit_defaults=True):
 
     def digest(self, model: str) -> str:
         """Hash of the request to `model`: 32 hex digits, the same in every process."""
-        encoded = msgspec.json.encode((model, self), order="deterministic")
+        try:
+            encoded = msgspec.json.encode((model, self), order="deterministic")
+        except UnicodeEncodeError:
+            # An unpaired surrogate (a tool may print one) has no UTF-8 form; escaped, it hashes like the rest.
+            plain = msgspec.to_builtins((model, self), builtin_types=(), enc_hook=_raw_as_text)
+            encoded = json.dumps(plain, sort_keys=True).encode()
         return blake2b(encoded, digest_size=16).hexdigest()
 
 
@@ -59,7 +71,8 @@ class Completion(Struct, frozen=True, omit_defaults=True):
 
     `finish_reason` is `stop`, `tool_calls`, `length` or `content_filter`. `cost` is US dollars, `None` when no
     price is known. `seconds` is the answering attempt, `waiting` the time before it. `token_ids` and
-    `logprobs` are there when the endpoint gives them.
+    `logprobs` are there when the endpoint gives them. `notes` says what had to be mended in the answer as it
+    came (a null among the calls, say).
     """
 
     message: Message
@@ -73,6 +86,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     replayed: bool = False
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def call_record(self) -> CallRecord:
         """This completion's line in a trace."""

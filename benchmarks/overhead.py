@@ -1,0 +1,158 @@
+"""CPU time of a batch per model call, against a bare `aiohttp` + `orjson` loop that makes the same requests.
+
+Both talk to the same fake endpoint in another process, at zero latency, with the same number of rollouts in
+flight; each is measured in a process of its own, imports left out. What taskmill does besides (tool, journal,
+store, merge, statistics) is in its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROLLOUTS = 2000
+WIDTH = 50
+GOAL = 1.6
+
+
+@contextmanager
+def fake_endpoint(*options: str) -> Iterator[str]:
+    """A fake endpoint in another process; yields its base URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskmill.testing.endpoint", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["base_url"]
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def bare(url: str, prompts: list[str]) -> None:
+    """Two calls and a tool a rollout, nothing else."""
+    import aiohttp
+    import orjson
+
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "add",
+                "description": "Add two numbers.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                    "required": ["a", "b"],
+                },
+            },
+        }
+    ]
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
+    pending = iter(prompts)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
+
+        async def ask(messages: list[Any]) -> Any:
+            body = orjson.dumps({"model": "scripted", "messages": messages, "tools": tools})
+            async with session.post(f"{url}/chat/completions", data=body) as response:
+                return orjson.loads(await response.read())["choices"][0]["message"]
+
+        async def work() -> None:
+            for prompt in pending:
+                messages: list[Any] = [{"role": "user", "content": prompt}]
+                answer = await ask(messages)
+                call = answer["tool_calls"][0]
+                arguments = orjson.loads(call["function"]["arguments"])
+                result = orjson.dumps({"sum": arguments["a"] + arguments["b"]}).decode()
+                messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+                await ask(messages)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WIDTH):
+                group.create_task(work())
+
+
+async def mill(url: str, prompts: list[str]) -> None:
+    """The same by `BatchRunner`."""
+    from taskmill import BatchRunner, tool
+
+    @tool
+    def add(a: int, b: int) -> dict[str, int]:
+        """Add two numbers."""
+        return {"sum": a + b}
+
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = Path(folder) / "prompts.jsonl"
+        dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        runner = BatchRunner(
+            dataset_file=dataset,
+            batch_size=-(-len(prompts) // WIDTH),
+            run_name="overhead",
+            distribution="none",
+            base_url=url,
+            api_key="none",
+            model="scripted",
+            num_workers=WIDTH,
+            output_dir=Path(folder),
+            tools=[add],
+        )
+        await runner.run()
+        done = json.loads((Path(folder) / "overhead" / "statistics.json").read_text())
+        assert done["outcomes"]["completed"] == len(prompts), done["outcomes"]
+        assert done["api_calls"] == 2 * len(prompts)
+
+
+def child(kind: str, url: str, uvloop: bool) -> None:
+    """Warm up, then measure; prints CPU seconds."""
+    run = {"bare": bare, "mill": mill}[kind]
+    prompts = [f"Add {i} and {i + 1} with the tool, then say the sum in a sentence." for i in range(ROLLOUTS)]
+    if uvloop:
+        import uvloop as fast
+
+        start = fast.run
+    else:
+        start = asyncio.run
+    start(run(url, prompts[:100]))
+    before = time.process_time()
+    start(run(url, prompts))
+    print(time.process_time() - before)
+
+
+def measure(url: str, kind: str, *options: str) -> float:
+    """CPU seconds of one child."""
+    command = [sys.executable, "-m", "benchmarks.overhead", kind, url, *options]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def run() -> list[tuple[str, float, float | None]]:
+    """Rows of the benchmark table: name, ratio, goal."""
+    with fake_endpoint("--script", "tool_then_answer") as url:
+        pairs = [(measure(url, "bare"), measure(url, "mill")) for _ in range(3)]
+        ratio = statistics.median(taken / plain for plain, taken in pairs)
+        fast_pairs = [(measure(url, "bare", "uvloop"), measure(url, "mill", "uvloop")) for _ in range(2)]
+        fast = statistics.median(taken / plain for plain, taken in fast_pairs)
+    per_call = statistics.median(taken for _, taken in pairs) / (2 * ROLLOUTS) * 1e6
+    return [
+        ("CPU per model call / bare aiohttp + orjson loop", ratio, GOAL),
+        ("the same, both under uvloop", fast, None),
+        ("CPU per model call, microseconds (no ratio)", per_call, None),
+    ]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        child(sys.argv[1], sys.argv[2], "uvloop" in sys.argv[3:])
+    else:
+        for row in run():
+            print(row)

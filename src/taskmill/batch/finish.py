@@ -1,0 +1,130 @@
+"""The end of a run: one pass over what is stored makes the merged file and the statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from taskmill.batch.settings import BatchSettings
+from taskmill.engine.summary import StoredSample, Totals
+from taskmill.programs.row import NOT_JSON, row_fault, usage_fields
+from taskmill.store.run import RunDirectory
+
+OUTCOMES = ("completed", "partial", "discarded", "failed", "cancelled", "pending")
+
+_decode = msgspec.json.Decoder(StoredSample).decode
+
+
+class Merge(Struct):
+    """What the pass over a run found. `left_out` counts by reason the shard rows that are in no merged file."""
+
+    totals: Totals
+    written: int = 0
+    left_out: Counter[str] = msgspec.field(default_factory=Counter)
+    discard_reasons: Counter[str] = msgspec.field(default_factory=Counter)
+
+
+def merge(run: RunDirectory, known_tools: Iterable[str]) -> Merge:
+    """Write `trajectories.jsonl` anew and add up everything stored. Reads each byte once, keeps no row."""
+    known = frozenset(known_tools)
+    result = Merge(Totals())
+
+    def valid_rows() -> Iterator[bytes]:
+        for shard in run.shard_numbers():
+            for _, line in run.read_shard(shard):
+                fault = row_fault(line, known)
+                if fault is None:
+                    result.totals.add(_decode(line))
+                    result.written += 1
+                    yield line + b"\n"
+                else:
+                    result.left_out[fault] += 1
+                    if fault != NOT_JSON:
+                        result.totals.add(_decode(line))
+
+    run.write_trajectories(valid_rows())
+    for _, line in run.read_outcomes():
+        try:
+            outcome = _decode(line)
+        except msgspec.DecodeError:
+            result.left_out[NOT_JSON] += 1
+            continue
+        if outcome.state == "discarded":
+            result.discard_reasons[outcome.reason] += 1
+        result.totals.add(outcome)
+    return result
+
+
+def statistics(
+    found: Merge,
+    *,
+    settings: BatchSettings,
+    model: str,
+    counts: Mapping[str, int],
+    surplus: int,
+    skipped_lines: int,
+    known_tools: Iterable[str],
+    seconds: float,
+    endpoint: Mapping[str, Any],
+    sandbox: str,
+) -> dict[str, Any]:
+    """The statistics file: the whole run, earlier sessions included. `outcomes` adds up to `total_prompts`."""
+    totals = found.totals
+    planned = sum(counts.values())
+    return {
+        "run_name": settings.run_name,
+        "distribution": settings.distribution,
+        "total_prompts": planned,
+        "total_batches": -(-planned // settings.batch_size),
+        "batch_size": settings.batch_size,
+        "model": model,
+        "completed_at": now(),
+        "duration_seconds": round(seconds, 3),
+        "tool_statistics": totals.tool_statistics(known_tools),
+        "reasoning_statistics": totals.reasoning_statistics(),
+        "outcomes": {state: counts.get(state, 0) for state in OUTCOMES},
+        "discarded": dict(found.discard_reasons),
+        "stop_reasons": dict(totals.stop_reasons),
+        "errors": dict(totals.errors),
+        "api_calls": totals.calls,
+        "tokens": usage_fields(totals.usage),
+        "cost": round(totals.cost, 9),
+        "unpriced_calls": totals.unpriced_calls,
+        "skipped_lines": skipped_lines,
+        "stored_but_not_in_dataset": surplus,
+        "trajectories": {"written": found.written, "left_out": dict(found.left_out)},
+        "sandbox": sandbox,
+        "endpoint": dict(endpoint),
+    }
+
+
+
+
+def session_seconds(sessions: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds the run was worked on, all sessions together.
+
+    A session that was killed has no end of its own; the next one's start says when its last byte was written.
+    """
+    total = 0.0
+    started: datetime | None = None
+    for line in sessions:
+        moment = datetime.fromisoformat(str(line["at"]))
+        if line["event"] == "start":
+            last_write = line.get("last_write")
+            if started is not None and last_write:
+                total += max(0.0, (datetime.fromisoformat(str(last_write)) - started).total_seconds())
+            started = moment
+        elif started is not None:
+            total += max(0.0, (moment - started).total_seconds())
+            started = None
+    return total
+
+
+def now() -> str:
+    """This moment in UTC, as records write it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

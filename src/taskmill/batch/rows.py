@@ -1,0 +1,138 @@
+"""One row: its workspace, its tools, its conversation, and the record that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple
+
+from taskmill.batch.settings import BatchSettings
+from taskmill.batch.toolkit import Toolkit
+from taskmill.engine.dataset import PromptRow, extra_json, task_fields
+from taskmill.models.base import Model
+from taskmill.models.journaled import Journaled
+from taskmill.programs.agent import AgentRun, AgentSettings
+from taskmill.programs.row import trajectory_row, usage_fields
+from taskmill.records import State, Trace, Usage
+from taskmill.sandbox.base import SandboxFactory
+from taskmill.store.journal import CallJournal
+from taskmill.store.ledger import PlannedRow
+from taskmill.tools.base import ToolContext
+from taskmill.tools.box import ToolBox
+
+NO_REASONING = "no_reasoning"
+
+
+class Rolled(NamedTuple):
+    """A row that ran: its trace, the state it is recorded with, and why it is discarded (else empty)."""
+
+    trace: Trace
+    state: State
+    reason: str
+
+
+class RowMill:
+    """Everything the rows of a run share."""
+
+    def __init__(
+        self,
+        settings: BatchSettings,
+        *,
+        model: Model,
+        journal: CallJournal,
+        sandboxes: SandboxFactory,
+        toolkit: Toolkit,
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._journal = journal
+        self._sandboxes = sandboxes
+        self._toolkit = toolkit
+        self._prefill = settings.prefill()
+        self._agent = AgentSettings(
+            max_iterations=settings.max_iterations,
+            sampling=settings.sampling(),
+            reasoning=settings.reasoning(),
+            provider=settings.provider(),
+        )
+
+    def start(self, planned: PlannedRow, row: PromptRow) -> RowRun:
+        """Set a row up; nothing runs yet."""
+        rollout_id = planned.rollout_id
+        toolsets, tools = self._toolkit.draw(rollout_id)
+        sandbox = self._sandboxes.create(rollout_id, image=row.image, cwd=row.cwd)
+        box = ToolBox(
+            tools, ToolContext(rollout_id, sandbox), result_limit=self._settings.tool_result_limit
+        )
+        agent = AgentRun(
+            rollout_id=rollout_id,
+            prompt=row.prompt,
+            model=Journaled(self._model, self._journal, rollout_id),
+            tools=box if tools else None,
+            settings=self._agent,
+            hidden_system=self._settings.ephemeral_system_prompt,
+            prefill=self._prefill,
+            task=task_fields(row),
+            toolsets=toolsets,
+        )
+        return RowRun(agent, box, self._settings.discard_without_reasoning)
+
+    def record(
+        self,
+        rolled: Rolled,
+        planned: PlannedRow,
+        row: PromptRow,
+        *,
+        batch: int,
+        timestamp: str,
+        billed_before: int,
+    ) -> dict[str, Any]:
+        """The row as it is stored: in a shard, or as an outcome."""
+        return trajectory_row(
+            rolled.trace,
+            prompt_index=planned.index,
+            batch_num=batch,
+            known_tools=self._toolkit.known_tools,
+            timestamp=timestamp,
+            task_key=planned.key.hex(),
+            task_detail=planned.detail.hex(),
+            row_fields=extra_json(row),
+            also={"billed": billed(rolled.trace, billed_before)},
+        )
+
+
+class RowRun:
+    """One row under way."""
+
+    def __init__(self, agent: AgentRun, box: ToolBox, discard_without_reasoning: bool) -> None:
+        self._agent = agent
+        self._box = box
+        self._discard = discard_without_reasoning
+
+    async def drive(self) -> None:
+        """Hold the conversation; whatever it started is dead afterwards."""
+        try:
+            await self._agent.drive()
+        finally:
+            await self._box.context.sandbox.close()
+
+    def result(self) -> Rolled:
+        """What was had so far, and how it is recorded."""
+        trace = self._agent.trace()
+        if self._discard and trace.state in ("completed", "partial") and not trace.has_reasoning:
+            return Rolled(trace, "discarded", NO_REASONING)
+        return Rolled(trace, trace.state, "")
+
+
+def billed(trace: Trace, before: int) -> Mapping[str, Any]:
+    """The part of a trace's calls that no earlier record of the rollout holds.
+
+    A rollout that failed is recorded with the calls it had; the attempt that follows replays those from the
+    journal, and they must not be paid for twice in the sums.
+    """
+    new = [call for number, call in enumerate(trace.calls) if number >= before or not call.replayed]
+    usage = reduce(add, (call.usage for call in new), Usage())
+    costs = [call.cost for call in new]
+    cost = None if any(c is None for c in costs) else float(sum(c or 0.0 for c in costs))
+    return {"calls": len(new), "usage": usage_fields(usage), "cost": cost}

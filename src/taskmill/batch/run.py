@@ -1,0 +1,246 @@
+"""One execution of a batch: recall what is stored, run what is pending, record each end, sum up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from taskmill import __version__
+from taskmill.batch.finish import merge, now, session_seconds, statistics
+from taskmill.batch.rows import Rolled, RowMill
+from taskmill.batch.settings import BatchSettings
+from taskmill.batch.toolkit import Toolkit
+from taskmill.engine.dataset import DatasetReader, PromptRow, SkippedLine
+from taskmill.engine.gate import FailureGate
+from taskmill.engine.progress import Progress
+from taskmill.engine.recall import PriorAttempts, recall
+from taskmill.engine.scheduler import run_lanes
+from taskmill.errors import RunAbortedError, StoreError
+from taskmill.models.base import Model
+from taskmill.programs.agent import error_record
+from taskmill.records import ErrorRecord, State
+from taskmill.sandbox.base import SandboxFactory
+from taskmill.store.jsonl import encode_row
+from taskmill.store.ledger import Ledger, PlannedRow, Settlement
+from taskmill.store.run import RunDirectory
+
+CHECKPOINT_GROWTH = 1.25
+"""A checkpoint is written when a quarter more is done than at the last, so its cost per row stays constant."""
+
+CHECKPOINT_EVERY = 64
+"""Rows between two checkpoints of a small run."""
+
+
+class BatchRun:
+    """One execution, on an opened run directory. Made for `BatchRunner.run`, used once."""
+
+    def __init__(
+        self,
+        settings: BatchSettings,
+        *,
+        ledger: Ledger,
+        directory: RunDirectory,
+        progress: Progress,
+        toolkit: Toolkit,
+        model: Model,
+        sandboxes: SandboxFactory,
+        skipped: int,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._directory = directory
+        self._progress = progress
+        self._toolkit = toolkit
+        self._model = model
+        self._sandboxes = sandboxes
+        self._skipped = skipped
+        self._gate = FailureGate(settings.max_failures)
+        self._prior = PriorAttempts()
+        self._settlement = Settlement(0, 0)
+        self._next_checkpoint = 0
+
+    async def carry_out(self) -> None:
+        """Run what is pending and bring checkpoint, merged file and statistics up to date.
+
+        Raises `RunAbortedError` when too many rows failed, after everything was written.
+        """
+        ledger, directory = self._ledger, self._directory
+        self._prior, self._settlement = await recall(directory, ledger)
+        await directory.journal.open(ledger.is_pending)
+        reused = ledger.done_count
+        self._plan_checkpoint(reused)
+        self._progress.begin(ledger.total, reused)
+        self._note_session("start", pid=os.getpid(), host=socket.gethostname(), version=__version__)
+        outcome = "failed"
+        try:
+            await self._run_pending()
+            outcome = "gave_up" if self._gate.closed else "finished"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            await self._end(outcome)
+        if outcome == "gave_up":
+            raise RunAbortedError(self._gate.reason())
+
+    async def _end(self, outcome: str) -> None:
+        directory = self._directory
+        if directory.commit.failed is not None:
+            return
+        await directory.commit.flush()
+        self._note_session("end", outcome=outcome)
+        self._write_checkpoint()
+        if outcome != "cancelled":
+            await self._write_results()
+        await directory.commit.flush()
+
+    # -- running --------------------------------------------------------------------------------------------
+
+    async def _run_pending(self) -> None:
+        dataset = DatasetReader(self._settings.dataset_file)
+        mill = RowMill(
+            self._settings,
+            model=self._model,
+            journal=self._directory.journal,
+            sandboxes=self._sandboxes,
+            toolkit=self._toolkit,
+        )
+        try:
+            await run_lanes(
+                self._batches(),
+                partial(self._run_batch, mill, dataset),
+                window=self._settings.num_workers,
+                stop=lambda: self._gate.closed,
+            )
+        finally:
+            dataset.close()
+
+    def _batches(self) -> Iterator[tuple[int, list[PlannedRow]]]:
+        """The batches that have rows to run, with those rows."""
+        size = self._settings.batch_size
+        for batch, rows in itertools.groupby(self._ledger.pending(), lambda row: row.index // size):
+            yield batch, list(rows)
+
+    async def _run_batch(
+        self, mill: RowMill, dataset: DatasetReader, batch: tuple[int, list[PlannedRow]]
+    ) -> None:
+        number, rows = batch
+        try:
+            for planned in rows:
+                if self._gate.closed:
+                    return
+                await self._run_row(mill, planned, dataset.read(planned), number)
+        finally:
+            self._directory.close_shard(number)
+
+    async def _run_row(self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int) -> None:
+        run = mill.start(planned, row)
+        record = partial(self._record, mill, planned, row, batch)
+        self._progress.in_flight += 1
+        try:
+            await run.drive()
+        except asyncio.CancelledError:
+            record(Rolled(run.result().trace, "cancelled", ""))
+            raise
+        except (StoreError, RunAbortedError):
+            raise
+        except Exception as error:
+            trace = run.result().trace
+            record(Rolled(replace(trace, errors=(*trace.errors, error_record(error))), "failed", ""))
+        else:
+            record(run.result())
+        finally:
+            self._progress.in_flight -= 1
+
+    def _record(
+        self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int, rolled: Rolled
+    ) -> None:
+        """Store how a row ended. One write, done when this returns; acknowledged once it is on disk."""
+        trace, state, reason = rolled
+        rollout_id = planned.rollout_id
+        attempt, recorded_calls = self._prior.of(rollout_id)
+        fields = mill.record(
+            rolled, planned, row, batch=batch, timestamp=now(), billed_before=recorded_calls
+        )
+        if state in ("completed", "partial"):
+            acknowledged = self._directory.append_row(batch, encode_row(fields))
+        else:
+            error = trace.errors[-1] if trace.errors else None
+            outcome = {"state": state, "reason": reason, "attempt": attempt, "error": error, **fields}
+            acknowledged = self._directory.append_outcome(encode_row(msgspec.to_builtins(outcome)))
+        self._ledger.mark(planned.index, state)
+        self._judge(planned, state, trace.errors[-1] if trace.errors else None)
+        told = {
+            "prompt_index": planned.index,
+            "rollout_id": rollout_id,
+            "batch": batch,
+            "reason": reason or trace.stop_reason,
+            "calls": fields["billed"]["calls"],
+            "tool_calls": len(trace.tool_events),
+            "tokens": trace.usage.input_tokens + trace.usage.output_tokens,
+            "cost": fields["billed"]["cost"],
+        }
+        asyncio.ensure_future(acknowledged).add_done_callback(partial(self._acknowledged, state, told))
+
+    def _judge(self, planned: PlannedRow, state: State, error: ErrorRecord | None) -> None:
+        if state == "failed":
+            error = error or ErrorRecord("Unknown", "no error was recorded")
+            if self._gate.fail(error):
+                self._progress.first_error = f"{error.type}: {error.message}"
+                self._progress.tell(
+                    "first_error", prompt_index=planned.index, type=error.type, message=error.message
+                )
+        elif state != "cancelled":
+            self._gate.succeeded()
+
+    def _acknowledged(self, state: State, told: Mapping[str, Any], done: asyncio.Future[None]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        if state in ("completed", "partial", "discarded"):
+            self._directory.journal.forget(told["rollout_id"])
+        self._progress.recorded(state, **told)
+        if self._progress.reused + self._progress.finished >= self._next_checkpoint:
+            self._write_checkpoint()
+
+    # -- summing up -----------------------------------------------------------------------------------------
+
+    def _plan_checkpoint(self, done: int) -> None:
+        self._next_checkpoint = max(done + CHECKPOINT_EVERY, int(done * CHECKPOINT_GROWTH))
+
+    def _write_checkpoint(self) -> None:
+        self._plan_checkpoint(self._progress.reused + self._progress.finished)
+        self._directory.write_checkpoint(
+            {"run_name": self._settings.run_name, "last_updated": now()},
+            completed_prompts=self._ledger.done_indices(),
+            batch_stats=self._ledger.batch_stats(self._settings.batch_size),
+        )
+
+    async def _write_results(self) -> None:
+        """Merge and count in a thread: the pass over the files must not hold up an interrupt."""
+        found = await asyncio.to_thread(merge, self._directory, self._toolkit.known_tools)
+        self._directory.write_statistics(
+            statistics(
+                found,
+                settings=self._settings,
+                model=self._model.name,
+                counts=self._ledger.counts(),
+                surplus=self._settlement.surplus,
+                skipped_lines=self._skipped,
+                known_tools=self._toolkit.known_tools,
+                seconds=session_seconds(self._directory.read_sessions()),
+                endpoint=getattr(self._model, "snapshot", dict)(),
+                sandbox=self._sandboxes.kind,
+            )
+        )
+
+    def _note_session(self, event: str, **fields: Any) -> None:
+        self._directory.append_session(encode_row({"event": event, "at": now(), **fields}))

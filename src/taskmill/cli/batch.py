@@ -1,0 +1,355 @@
+"""`taskmill batch`: a file of prompts into trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import os
+import shlex
+import signal
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from taskmill.cli import EXIT_INCOMPLETE, EXIT_OK
+from taskmill.cli.display import duration, json_events, money, progress_line, shown
+from taskmill.cli.endpoint import Endpoint, choose_endpoint
+from taskmill.errors import ConfigurationError, RunAbortedError, StoreError
+
+ENDPOINT_FIELDS = ("model", "base_url", "api_key", "api_key_env")
+TABLES = ("prices", "mcp", "distributions")
+FLAG = Parameter(negative="")
+LIST = Parameter(negative="", help="Comma-separated, or given several times.")
+
+
+def batch(
+    prompts: Path | None = None,
+    /,
+    *,
+    config: Path | None = None,
+    run_name: str | None = None,
+    batch_size: Annotated[int | None, Parameter(alias="-b")] = None,
+    num_workers: Annotated[int | None, Parameter(alias="-c")] = None,
+    distribution: Annotated[str | None, Parameter(alias="-d")] = None,
+    model: Annotated[str | None, Parameter(alias="-m")] = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    max_iterations: int | None = None,
+    max_samples: Annotated[int | None, Parameter(alias="-n")] = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    reasoning_effort: str | None = None,
+    no_reasoning: Annotated[bool, FLAG] = False,
+    system_prompt: str | None = None,
+    prefill: Path | None = None,
+    providers_allowed: Annotated[list[str] | None, LIST] = None,
+    providers_ignored: Annotated[list[str] | None, LIST] = None,
+    providers_order: Annotated[list[str] | None, LIST] = None,
+    provider_sort: str | None = None,
+    sandbox: str | None = None,
+    network: bool | None = None,
+    seed: int | None = None,
+    keep_without_reasoning: Annotated[bool, FLAG] = False,
+    max_failures: float | None = None,
+    call_timeout: float | None = None,
+    max_attempts: int | None = None,
+    tool_result_limit: int | None = None,
+    sync: str | None = None,
+    output_dir: Path | None = None,
+    verbose: Annotated[bool, Parameter(alias="-v", negative="")] = False,
+    log_prefix_chars: int | None = None,
+    resume: Annotated[bool, FLAG] = False,
+    dry_run: Annotated[bool, FLAG] = False,
+    json: Annotated[bool, FLAG] = False,
+) -> int:
+    """Run a file of prompts into trajectories.
+
+    Every option but --config may stand in the TOML file as well, under the name it has in Python
+    (`batch_size = 8`); the command line wins. Model, endpoint and key come from the options, else from
+    MODEL_ID, MODEL_BASE_URL, MODEL_API_KEY (or OPENAI_BASE_URL, OPENAI_API_KEY), else from the file; where
+    none names a model, the embedded one answers.
+
+    Parameters
+    ----------
+    prompts
+        JSONL file, one object with a 'prompt' a line.
+    config
+        TOML file with settings.
+    run_name
+        Folder of the run under --output-dir. [default: the name of the prompts file]
+    batch_size
+        Rows of a batch; they run in order and share a shard. [default: 8]
+    num_workers
+        Batches under way at once. [default: 4]
+    distribution
+        Which toolsets are offered, and how often: see 'taskmill distributions'.
+    model
+        Name of the model at the endpoint, or 'embedded'.
+    base_url
+        Address of an OpenAI-style endpoint, up to and with /v1.
+    api_key
+        Its key. Better given by MODEL_API_KEY: a command line can be seen by others.
+    max_iterations
+        Model calls of a row before it is asked for its answer. [default: 10]
+    max_samples
+        Only the first so many usable rows.
+    max_tokens
+        Tokens of one answer.
+    reasoning_effort
+        none, minimal, low, medium, high, xhigh or max.
+    no_reasoning
+        Ask the model not to think.
+    system_prompt
+        Sent with every call, recorded nowhere.
+    prefill
+        JSON file with messages to send before every prompt, recorded nowhere.
+    providers_allowed
+        Providers a routing endpoint may use.
+    providers_ignored
+        Providers it must not use.
+    providers_order
+        Providers to try, in this order.
+    provider_sort
+        price, throughput or latency.
+    sandbox
+        auto, bubblewrap, plain or docker. [default: auto]
+    network
+        Let the commands a model runs use the network.
+    seed
+        Decides the draw of toolsets. [default: 0]
+    keep_without_reasoning
+        Keep samples in which no turn has reasoning.
+    max_failures
+        Give up when a larger fraction of the finished rows failed; 1 never. [default: 0.5]
+    call_timeout
+        Seconds for one attempt at a model call. [default: 600]
+    max_attempts
+        Attempts at a model call before its row fails. [default: 6]
+    tool_result_limit
+        Characters of one tool result that the model sees. [default: 50000]
+    sync
+        Force stored rows to the disk: each, group or none. [default: group]
+    output_dir
+        Where the run's folder stands. [default: data]
+    verbose
+        A line for each row as it ends.
+    log_prefix_chars
+        Characters of a prompt that such a line shows. [default: 100]
+    resume
+        Go on with a run: do what is missing or failed, pay for nothing twice.
+    dry_run
+        Show the plan and an estimate, and do nothing.
+    json
+        Write events as JSON lines instead of a display.
+    """
+    file = _read_config(config)
+    given: dict[str, Any] = {
+        "dataset_file": prompts,
+        "run_name": run_name,
+        "batch_size": batch_size,
+        "num_workers": num_workers,
+        "distribution": distribution,
+        "max_iterations": max_iterations,
+        "max_samples": max_samples,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "reasoning_config": _reasoning(reasoning_effort, no_reasoning),
+        "ephemeral_system_prompt": system_prompt,
+        "prefill_messages": _read_prefill(prefill),
+        "providers_allowed": _split(providers_allowed),
+        "providers_ignored": _split(providers_ignored),
+        "providers_order": _split(providers_order),
+        "provider_sort": provider_sort,
+        "sandbox": sandbox,
+        "network": network,
+        "seed": seed,
+        "discard_without_reasoning": False if keep_without_reasoning else None,
+        "max_failures": max_failures,
+        "call_timeout": call_timeout,
+        "max_attempts": max_attempts,
+        "tool_result_limit": tool_result_limit,
+        "sync": sync,
+        "output_dir": output_dir,
+        "verbose": verbose or None,
+        "log_prefix_chars": log_prefix_chars,
+    }
+    settings = {"batch_size": 8} | {k: v for k, v in file.items() if k not in (*ENDPOINT_FIELDS, *TABLES)}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if "dataset_file" not in settings:
+        raise ConfigurationError("name a file of prompts: taskmill batch PROMPTS.jsonl")
+    settings.setdefault("run_name", Path(settings["dataset_file"]).stem)
+    endpoint = choose_endpoint(model, base_url, api_key, file)
+    _register_distributions(file.get("distributions"))
+    runner = _build(settings, endpoint, file, json)
+    if dry_run:
+        from taskmill.batch.plan import plan_of
+
+        plan = asyncio.run(plan_of(runner))
+        print(json_module.dumps(plan.as_json()) if json else plan.as_text())
+        return EXIT_OK
+    if not json:
+        print(f"model: {endpoint.source}", file=sys.stderr)
+    return asyncio.run(_run(runner, resume=resume, quiet=json))
+
+
+def _build(settings: Mapping[str, Any], endpoint: Endpoint, file: Mapping[str, Any], json: bool) -> Any:
+    from taskmill.batch import BatchRunner
+
+    return BatchRunner(
+        **settings,
+        model=endpoint.model,
+        base_url=endpoint.base_url,
+        api_key=endpoint.api_key,
+        prices=file.get("prices"),
+        mcp_servers=file.get("mcp"),
+        on_event=json_events if json else _people_events(bool(settings.get("verbose"))),
+    )
+
+
+async def _run(runner: Any, *, resume: bool, quiet: bool) -> int:
+    """Run to the end, a failure or an interrupt, and say how it ended."""
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(runner.run(resume=resume))
+    interrupted: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if interrupted:
+            os._exit(128 + number)
+        interrupted.append(number)
+        print(
+            "\ninterrupted: taking no more rows, keeping what is recorded; press again to leave at once",
+            file=sys.stderr,
+            flush=True,
+        )
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    problem: Exception | None = None
+    try:
+        async with shown(runner.progress, quiet=quiet):
+            await work
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+    except (RunAbortedError, StoreError) as error:
+        problem = error
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return _report(runner, problem, interrupted, quiet)
+
+
+def _report(runner: Any, problem: Exception | None, interrupted: list[int], quiet: bool) -> int:
+    progress = runner.progress
+    states = dict(progress.states)
+    unfinished = progress.total - progress.reused - sum(
+        states.get(state, 0) for state in ("completed", "partial", "discarded")
+    )
+    code = EXIT_OK
+    if interrupted:
+        code = 128 + interrupted[0]
+    elif problem is not None or unfinished:
+        code = EXIT_INCOMPLETE
+    if quiet:
+        json_events(
+            {
+                "event": "ended",
+                "exit": code,
+                "total": progress.total,
+                "reused": progress.reused,
+                "states": states,
+                "error": None if problem is None else {"type": type(problem).__name__, "message": str(problem)},
+                "path": str(runner.path),
+            }
+        )
+        return code
+    if problem is not None:
+        print(f"taskmill: {problem}", file=sys.stderr)
+    if progress.total:
+        print(f"{progress_line(progress)}  in {duration(progress.elapsed)}, {money(progress.cost)}", file=sys.stderr)
+    if code == EXIT_OK:
+        print(f"trajectories: {runner.path / 'trajectories.jsonl'}")
+    elif progress.total:
+        print(f"{unfinished:,} rows are left. To go on:\n  {_resume_command()}", file=sys.stderr)
+    return code
+
+
+def _resume_command() -> str:
+    words = ["taskmill", *sys.argv[1:]]
+    if "--api-key" in words:
+        place = words.index("--api-key")
+        del words[place : place + 2]
+    words = [word for word in words if not word.startswith("--api-key=")]
+    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+
+def _people_events(verbose: bool) -> Any:
+    def tell(event: Mapping[str, Any]) -> None:
+        match event["event"]:
+            case "warning" | "note":
+                print(f"{event['event']}: {event['message']}", file=sys.stderr)
+            case "first_error":
+                print(
+                    f"row {event['prompt_index']} failed, the first: {event['type']}: {event['message']}",
+                    file=sys.stderr,
+                )
+            case "recorded" if verbose:
+                print(
+                    f"row {event['prompt_index']}: {event['state']} ({event['reason']}), {event['calls']} calls, "
+                    f"{event['tokens']:,} tokens, {event['prompt']!r}",
+                    file=sys.stderr,
+                )
+
+    return tell
+
+
+def _reasoning(effort: str | None, off: bool) -> dict[str, Any] | None:
+    if off:
+        return {"enabled": False}
+    return None if effort is None else {"enabled": effort != "none", "effort": effort}
+
+
+def _split(values: list[str] | None) -> list[str] | None:
+    return None if values is None else [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _read_config(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"--config: no file at {str(path)!r}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ConfigurationError(f"--config: {str(path)!r} is not TOML: {problem}") from None
+
+
+def _read_prefill(path: Path | None) -> list[Any] | None:
+    if path is None:
+        return None
+    try:
+        messages = json_module.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ConfigurationError(f"--prefill: {str(path)!r} can't be read as JSON: {problem}") from None
+    if not isinstance(messages, list):
+        raise ConfigurationError(f"--prefill: {str(path)!r} must hold a list of messages")
+    return messages
+
+
+def _register_distributions(tables: Any) -> None:
+    if tables is None:
+        return
+    from taskmill.tools import register_distribution
+
+    for name, chances in tables.items():
+        register_distribution(name, chances)
+
+
+

@@ -1,0 +1,95 @@
+"""What people and programs see of a run: a live display, plain lines, or JSON events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from typing import Any
+
+from taskmill.engine.progress import Progress
+
+REFRESH_SECONDS = 0.25
+LINE_SECONDS = 10.0
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: `42s`, `3m10s`, `2h05m`."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def money(cost: float | None) -> str:
+    """US dollars, or a question mark where a price is unknown."""
+    return "$?" if cost is None else f"${cost:.4f}" if cost < 1 else f"${cost:,.2f}"
+
+
+def progress_line(progress: Progress) -> str:
+    """One line that says where the run stands."""
+    done = progress.reused + progress.finished
+    parts = [f"{done:,}/{progress.total:,}"]
+    if progress.reused:
+        parts.append(f"{progress.reused:,} reused")
+    parts += [f"{count:,} {state}" for state, count in sorted(progress.states.items())]
+    parts.append(f"{progress.rate:.1f}/s")
+    parts.append(f"{progress.tokens:,} tokens")
+    parts.append(money(progress.cost))
+    parts.append(f"{duration(progress.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def json_events(event: Mapping[str, Any]) -> None:
+    """Write an event as one JSON line."""
+    sys.stdout.write(json.dumps(event, ensure_ascii=True, default=str) + "\n")
+    sys.stdout.flush()
+
+
+@asynccontextmanager
+async def shown(progress: Progress, *, quiet: bool) -> AsyncIterator[None]:
+    """Keep the display up to date while the block runs: live on a terminal, a line now and then elsewhere."""
+    if quiet:
+        yield
+        return
+    painter = _paint_live if sys.stderr.isatty() else _print_lines
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(painter(progress))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def _paint_live(progress: Progress) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    def frame() -> Table:
+        table = Table.grid(padding=(0, 1))
+        table.add_row(
+            ProgressBar(total=max(progress.total, 1), completed=progress.reused + progress.finished, width=24),
+            Text(progress_line(progress), no_wrap=True, overflow="ellipsis"),
+        )
+        return table
+
+    with Live(frame(), console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            live.update(frame(), refresh=True)
+
+
+async def _print_lines(progress: Progress) -> None:
+    while True:
+        await asyncio.sleep(LINE_SECONDS)
+        print(progress_line(progress), file=sys.stderr, flush=True)

@@ -1,0 +1,334 @@
+"""A model behind an HTTP endpoint that speaks chat completions.
+
+One attempt per call, plus at most one more where a kept connection turned out to be closed: everything else
+about trying again is `taskmill.models.retry`'s. Streaming is not used: an answer is of use when it is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
+
+import aiohttp
+from aiohttp import hdrs
+from msgspec import Struct
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from taskmill import __version__
+from taskmill.errors import (
+    BadRequestError,
+    ConfigurationError,
+    MalformedAnswerError,
+    ModelError,
+    ModelTimeoutError,
+    TransientModelError,
+)
+from taskmill.models.base import Completion, Request
+from taskmill.models.families import Family, family_of
+from taskmill.models.refusals import BODY_KEPT, refused, retry_after_seconds
+from taskmill.models.wire import decode_answer, encode_request, read_error
+
+_log = logging.getLogger(__name__)
+
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+_UNKNOWN_FIELD = re.compile(
+    r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|extra|invalid field",
+    re.IGNORECASE,
+)
+
+
+class Timeouts(Struct, frozen=True):
+    """Seconds a model call may take: `connect` for a connection, `attempt` for one request and its answer,
+    `total` for all attempts with the waiting between them. All are finite: every wait has an end."""
+
+    attempt: float = 600.0
+    connect: float = 15.0
+    total: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+                or value <= 0
+            ):
+                raise ConfigurationError(
+                    f"timeout {field}={value!r} can't be: give a finite number of seconds above 0"
+                )
+
+
+_reused: ContextVar[bool] = ContextVar("reused")
+"""Whether the connection of the current task's request had carried another request before."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A connector that says which connections it kept: only those can have gone stale."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._known: WeakSet[Any] = WeakSet()
+
+    async def connect(self, *arguments: Any, **named: Any) -> Any:
+        connection = await super().connect(*arguments, **named)
+        protocol = connection.protocol
+        kept = protocol in self._known
+        if not kept:
+            self._known.add(protocol)
+        _reused.set(kept)
+        return connection
+
+
+class EndpointModel:
+    """The model `name` at the OpenAI-style endpoint `base_url` (the part before `/chat/completions`).
+
+    Connections are kept and unlimited in number: how many calls are under way is the callers' matter and
+    `AdaptiveLimit`'s. Proxies of the environment are used, except towards this machine. Redirects are not
+    followed, so the key goes nowhere it was not meant for. Raises `ConfigurationError` for what can't be meant.
+    """
+
+    def __init__(
+        self, name: str, *, base_url: str, api_key: str | None = None, timeout: Timeouts | None = None
+    ) -> None:
+        self._name = name
+        self._timeouts = timeout or Timeouts()
+        self._key = (api_key or "").strip()
+        if not self._key.isascii() or not self._key.isprintable() or " " in self._key:
+            raise ConfigurationError("api_key holds characters no key has (blanks, line ends, non-ASCII)")
+        self._url = _completions_url(base_url)
+        self._place = str(self._url.with_user(None).with_query(None))
+        self._family = family_of(base_url)
+        self._without: frozenset[str] = frozenset()
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._proxy = _proxy_for(self._url)
+        self._client_timeout = aiohttp.ClientTimeout(
+            total=self._timeouts.attempt, sock_connect=self._timeouts.connect
+        )
+
+    @property
+    def name(self) -> str:
+        """The model's name, as the endpoint knows it."""
+        return self._name
+
+    @property
+    def family(self) -> Family:
+        """What kind of endpoint this was taken for."""
+        return self._family
+
+    async def complete(self, request: Request, *, extra_body: Mapping[str, Any] | None = None) -> Completion:
+        """Send one request and read its answer; the errors are those of `taskmill.errors.ModelError`.
+
+        `extra_body` holds fields only this server knows (the embedded model's grammar).
+        """
+        while True:
+            without = self._without
+            body = encode_request(request, self._name, self._family, without, extra_body)
+            started = time.perf_counter()
+            try:
+                raw = await self._post(body)
+                completion = self._decode(raw)
+            except BadRequestError as error:
+                if not self._concede(error, request, without):
+                    raise
+            else:
+                seconds = time.perf_counter() - started
+                return Completion(
+                    completion.message,
+                    completion.usage,
+                    completion.finish_reason,
+                    completion.model or self._name,
+                    completion.cost,
+                    seconds,
+                    token_ids=completion.token_ids,
+                    logprobs=completion.logprobs,
+                    notes=completion.notes,
+                )
+
+    async def close(self) -> None:
+        """Close all connections. A later call opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # -- one exchange -----------------------------------------------------------------------------------------
+
+    async def _post(self, body: bytes) -> bytes:
+        session = self._open()
+        again = True
+        while True:
+            _reused.set(False)
+            try:
+                response = await session.post(
+                    self._url,
+                    data=body,
+                    allow_redirects=False,
+                    timeout=self._client_timeout,
+                    proxy=self._proxy,
+                )
+            except TimeoutError as error:
+                self._give_up_waiting(error)
+            except aiohttp.ClientError as error:
+                if again and _reused.get() and isinstance(error, _STALE):
+                    # The endpoint closed a kept connection just as it was used again. Nothing of an answer
+                    # had come, so nothing was answered twice.
+                    again = False
+                    continue
+                raise self._broken(error) from error
+            try:
+                raw = await response.read()
+            except TimeoutError as error:
+                self._give_up_waiting(error)
+            except aiohttp.ClientError as error:
+                raise self._broken(error) from error
+            finally:
+                response.release()
+            if response.status != 200:
+                raise self._refusal(response.status, response.headers, raw)
+            return raw
+
+    def _open(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            headers = CIMultiDict(
+                {
+                    hdrs.CONTENT_TYPE: "application/json",
+                    hdrs.ACCEPT: "application/json",
+                    hdrs.ACCEPT_ENCODING: "gzip, deflate",
+                    hdrs.USER_AGENT: f"taskmill/{__version__}",
+                }
+            )
+            if self._key:
+                headers[hdrs.AUTHORIZATION] = f"Bearer {self._key}"
+            self._loop = loop
+            self._session = aiohttp.ClientSession(
+                connector=_Connector(limit=0, limit_per_host=0, keepalive_timeout=30.0, ttl_dns_cache=300),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=headers,
+                trust_env=False,
+            )
+        return self._session
+
+    def _decode(self, raw: bytes) -> Completion:
+        try:
+            return decode_answer(raw)
+        except ModelError as error:
+            error.body = self._shown(raw)
+            raise
+
+    # -- what went wrong --------------------------------------------------------------------------------------
+
+    def _refusal(self, status: int, headers: CIMultiDictProxy[str], raw: bytes) -> ModelError:
+        if 300 <= status < 400:
+            target = headers.get(hdrs.LOCATION, "")
+            return BadRequestError(
+                f"{self._place} redirects to {target!r}; set base_url to where the endpoint really is",
+                status=status,
+            )
+        if status < 300:
+            return MalformedAnswerError(
+                f"{self._place} answered {status}", status=status, body=self._shown(raw)
+            )
+        error = refused(status, read_error(raw), retry_after=retry_after_seconds(headers, time.time()))
+        error.body = self._shown(raw)
+        error.args = (self._redacted(str(error)),)
+        return error
+
+    def _give_up_waiting(self, error: TimeoutError) -> NoReturn:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            text = f"no connection to {self._place} within {self._timeouts.connect:g} s"
+        else:
+            text = f"no answer from {self._place} within {self._timeouts.attempt:g} s"
+        raise ModelTimeoutError(text) from error
+
+    def _broken(self, error: aiohttp.ClientError) -> ModelError:
+        text = self._redacted(f"{type(error).__name__}: {error}")
+        match error:
+            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+                return ModelError(f"no trusted connection to {self._place}: {text}")
+            case aiohttp.ClientConnectorError():
+                return TransientModelError(f"no connection to {self._place}: {text}")
+            case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
+                return TransientModelError(
+                    f"{self._place} closed the connection before the answer was whole: {text}"
+                )
+            case _:
+                return MalformedAnswerError(f"{self._place} does not speak HTTP as expected: {text}")
+
+    def _shown(self, raw: bytes) -> str:
+        # Redacted before it is cut, or half a key could stand at the end.
+        return self._redacted(raw[: 2 * BODY_KEPT + len(self._key)].decode("utf-8", "replace"))[:BODY_KEPT]
+
+    def _redacted(self, text: str) -> str:
+        return text.replace(self._key, "[key removed]") if self._key else text
+
+    def _concede(self, error: BadRequestError, request: Request, without: frozenset[str]) -> bool:
+        """Whether the refused request is worth sending again without a field this endpoint does not take.
+
+        Said once for each endpoint; from then on the field is left out from the start.
+        """
+        if error.status not in (400, 422):
+            return False
+        said = f"{error} {error.body or ''}"
+        unknown = _UNKNOWN_FIELD.search(said) is not None
+        limit = self._family.limit_field
+        field = None
+        if request.sampling.seed is not None and "seed" not in without and re.search(r"\bseed\b", said):
+            field, what = "seed", "seed left out; answers of this run can't be repeated exactly"
+        elif request.sampling.max_tokens is not None and limit not in without and limit in said and unknown:
+            field, what = limit, f"{limit} renamed"
+        elif "reasoning echo" not in without and "reasoning" in said and unknown and _has_reasoning(request):
+            field, what = "reasoning echo", "reasoning of earlier turns not sent back"
+        if field is None:
+            return False
+        if field not in self._without:
+            self._without |= {field}
+            _log.warning("%s refuses a field: %s", self._place, what)
+        return True
+
+
+_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+
+
+def _has_reasoning(request: Request) -> bool:
+    return any(m.role == "assistant" and (m.reasoning or m.reasoning_details) for m in request.messages)
+
+
+def _completions_url(base_url: str) -> URL:
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"base_url={base_url!r} is no address: give one such as 'https://host/v1'")
+    path = parts.path.rstrip("/")
+    if not path.endswith("/chat/completions"):
+        path += "/chat/completions"
+    return URL(parts._replace(path=path, fragment="").geturl())
+
+
+def _proxy_for(url: URL) -> URL | None:
+    """The environment's proxy for `url`. Looked up once: the environment is not read again for each call."""
+    host = url.host or ""
+    if _LOOPBACK.fullmatch(host) or proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if proxy is None:
+        return None
+    with contextlib.suppress(ValueError):
+        address = URL(proxy if "://" in proxy else f"http://{proxy}")
+        if address.scheme in ("http", "https") and address.host:
+            return address
+    raise ConfigurationError(
+        f"the environment's proxy for {url.scheme} can't be used: give an http:// proxy or list {host!r} in NO_PROXY"
+    )

@@ -1,0 +1,162 @@
+"""Tools and thinking for models whose chat template knows neither: told in plain text, read back from text.
+
+Out goes a conversation of system, user and assistant turns only: the tools stand in the system turn, a call in
+the text of its assistant turn, observations in a user turn between `<tool_response>` tags. Back comes the text
+of one turn, which `read_turn` takes apart again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from taskmill.models.base import Request
+from taskmill.models.grammar import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN, offered_schema
+from taskmill.models.reasoning import split_reasoning
+from taskmill.records import Message, ToolCall, ToolSpec
+
+PLAIN_SYSTEM = "You are a helpful assistant."
+
+_JSON = json.JSONDecoder()
+_ARGUMENTS = '"arguments": '
+
+_EXAMPLES: Mapping[str, Any] = {
+    "command": "ls",
+    "path": "notes.txt",
+    "pattern": "error",
+    "content": "hello",
+    "code": "print('hello')",
+    "query": "weather",
+    "url": "https://example.com",
+}
+"""What a call may look like, by the name of its argument: a tiny model copies the shape of what it is shown."""
+
+
+class Turn(NamedTuple):
+    """One assistant turn, taken apart."""
+
+    reasoning: str | None
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Room(NamedTuple):
+    """How much of the observations is shown: characters of the latest turn's, and of those before it."""
+
+    latest: int
+    earlier: int
+
+
+def tool_instructions(tools: Sequence[ToolSpec], *, thinking: bool) -> str:
+    """What the system turn says about the tools, in as few tokens as will do."""
+    lines = ["You use a computer."]
+    if thinking:
+        lines[0] += " First think in one or two sentences between <think> and </think>."
+    lines[0] += " Then call one tool, or answer in plain words."
+    lines += ["", "Tools:"]
+    for tool in tools:
+        names = ", ".join(offered_schema(tool).get("properties") or {})
+        lines.append(f"- {tool.name}({names}): {_first_sentence(tool.description)}")
+    example = tools[0]
+    lines += ["", "Example of a call:"]
+    if thinking:
+        lines.append(f"{THINK_OPEN}The user wants to see what is there.{THINK_CLOSE}".rstrip("\n"))
+    arguments = {
+        name: _example(name, schema)
+        for name, schema in (offered_schema(example).get("properties") or {}).items()
+    }
+    lines.append(written_call(example.name, json.dumps(arguments, ensure_ascii=False)))
+    return "\n".join(lines)
+
+
+def as_plain_messages(request: Request, *, thinking: bool, calling: bool, room: Room) -> list[Message]:
+    """The conversation of `request` as a template without tools can show it."""
+    system = "\n\n".join(m.content for m in request.messages if m.role == "system") or PLAIN_SYSTEM
+    if calling:
+        system += "\n\n" + tool_instructions(request.tools, thinking=thinking)
+    turns = [m for m in request.messages if m.role != "system"]
+    last_answer = max((n for n, m in enumerate(turns) if m.role == "assistant"), default=-1)
+    plain = [Message("system", _defused(system))]
+    observations: list[str] = []
+
+    def put_observations() -> None:
+        if observations:
+            plain.append(Message("user", "\n".join(observations)))
+            observations.clear()
+
+    for number, turn in enumerate(turns):
+        if turn.role == "tool":
+            limit = room.latest if number > last_answer else room.earlier
+            text = shortened(_defused(turn.content), limit)
+            observations.append(f"<tool_response>\n{text}\n</tool_response>")
+            continue
+        put_observations()
+        text = written_turn(turn) if turn.role == "assistant" else turn.content
+        plain.append(Message(turn.role, _defused(text)))
+    put_observations()
+    return plain
+
+
+def read_turn(text: str, *, call_id: str) -> Turn:
+    """Take the text of one turn apart. A call that was cut off before its arguments ended stays text."""
+    reasoning, rest = split_reasoning(text)
+    content, opened, call = rest.partition(CALL_OPEN.strip())
+    if not opened:
+        return Turn(reasoning, content.strip())
+    call = call.lstrip()
+    try:
+        # A closing tag inside an argument is part of the argument, so the JSON decides where the call ends.
+        written, _ = _JSON.raw_decode(call)
+        name = written["name"]
+        start = call.index(_ARGUMENTS, len(json.dumps(name, ensure_ascii=False))) + len(_ARGUMENTS)
+        _, end = _JSON.raw_decode(call, start)
+    except (ValueError, KeyError, TypeError):
+        return Turn(reasoning, rest.strip())
+    return Turn(reasoning, content.strip(), (ToolCall(call_id, name, call[start:end]),))
+
+
+def written_turn(turn: Message) -> str:
+    """An assistant turn as the model wrote it, or would have."""
+    parts = [THINK_OPEN + turn.reasoning.strip() + THINK_CLOSE] if turn.reasoning else []
+    said = [turn.content.strip()] if turn.content.strip() else []
+    said += [written_call(call.name, call.arguments) for call in turn.tool_calls]
+    return "".join(parts) + "\n".join(said)
+
+
+def written_call(name: str, arguments: str) -> str:
+    """A tool call as text; `arguments` is JSON already."""
+    return (
+        f'{CALL_OPEN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}{CALL_CLOSE}'
+    )
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text` in at most about `limit` characters: its beginning and its end, and how much is missing between."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 2 // 3, limit // 3
+    return f"{text[:head]}\n[{len(text) - head - tail} characters left out]\n{text[len(text) - tail :]}"
+
+
+def _defused(text: str) -> str:
+    # The server reads control tokens (<|im_end|>) out of text too; what a tool printed must not end its own turn.
+    return text.replace("<|", "< |") if "<|" in text else text
+
+
+def _first_sentence(text: str) -> str:
+    line = text.strip().split("\n", 1)[0]
+    return line.split(". ", 1)[0].rstrip(".") + "."
+
+
+def _example(name: str, schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return ""
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("enum", "examples"):
+        if schema.get(key):
+            return schema[key][0]
+    kinds = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+    return kinds.get(str(schema.get("type")), _EXAMPLES.get(name, "..."))

@@ -1,0 +1,445 @@
+"""The chat-completions format, as pure functions: a request to bytes, an answer's bytes to a `Completion`.
+
+Answers are read for what they mean. What servers in use were seen to do is taken: content that is null or a
+list of parts, tool calls with null entries, without ids, with arguments as an object, usage under three
+vendors' names. What isn't an answer raises `MalformedAnswerError`, or the error an endpoint put under status 200.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from taskmill.errors import MalformedAnswerError
+from taskmill.models.base import Completion, Request
+from taskmill.models.families import Echo, Family
+from taskmill.models.reasoning import split_reasoning
+from taskmill.models.refusals import refused
+from taskmill.records import Message, ToolCall, ToolSpec, Usage
+
+_encoder = msgspec.json.Encoder()
+
+# -- requests -------------------------------------------------------------------------------------------------
+
+
+def encode_request(
+    request: Request,
+    model: str,
+    family: Family,
+    without: frozenset[str] = frozenset(),
+    extra: Mapping[str, Any] | None = None,
+) -> bytes:
+    """The body that asks `model` for `request`, leaving out the optional fields named in `without`.
+
+    With `tool_choice` "none" the tools are still sent: a conversation that holds tool calls is refused by some
+    endpoints when no tools are declared, while all that know tools know this choice.
+    """
+    sampling = request.sampling
+    echo = "no" if "reasoning echo" in without else family.echo
+    body: dict[str, Any] = {"model": model, "messages": [_message(m, echo) for m in request.messages]}
+    if request.tools:
+        body["tools"] = [_tool(spec) for spec in request.tools]
+        if request.tool_choice == "none":
+            body["tool_choice"] = "none"
+    if sampling.temperature is not None:
+        body["temperature"] = sampling.temperature
+    if sampling.top_p is not None:
+        body["top_p"] = sampling.top_p
+    if sampling.max_tokens is not None:
+        field = family.limit_field
+        if field in without:
+            field = "max_tokens" if field == "max_completion_tokens" else "max_completion_tokens"
+        body[field] = sampling.max_tokens
+    if sampling.seed is not None and "seed" not in without:
+        body["seed"] = sampling.seed
+    if sampling.stop:
+        body["stop"] = sampling.stop
+    if request.reasoning is not None:
+        body.update(family.asks(request.reasoning, model, sampling.max_tokens))
+    if request.provider and family.routes:
+        body["provider"] = request.provider
+    if extra:
+        body.update(extra)
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError:
+        # An unpaired surrogate can only travel as an escape.
+        return json.dumps(body, default=_raw_value).encode()
+
+
+def _raw_value(value: object) -> Any:
+    if isinstance(value, Raw):
+        return json.loads(bytes(value))
+    return dict(value)  # type: ignore[call-overload]
+
+
+def _message(message: Message, echo: Echo) -> dict[str, Any]:
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        wire["tool_call_id"] = message.tool_call_id or ""
+    if message.name is not None:
+        wire["name"] = message.name
+    if message.role == "assistant":
+        if message.tool_calls:
+            if not message.content:
+                wire["content"] = None
+            wire["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in message.tool_calls
+            ]
+        if echo == "details" and message.reasoning_details:
+            wire["reasoning_details"] = message.reasoning_details
+        elif echo == "details" and message.reasoning:
+            wire["reasoning"] = message.reasoning
+        elif echo == "content" and message.reasoning:
+            wire["reasoning_content"] = message.reasoning
+        elif echo == "calls" and message.tool_calls:
+            wire["reasoning_content"] = message.reasoning or ""
+    return wire
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters},
+    }
+
+
+# -- answers --------------------------------------------------------------------------------------------------
+# The usual shape is decoded straight into these; anything else is decoded freely and made to fit first.
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(Struct):
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Said(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: list[Any] | None = None
+    tool_calls: list[_Call | None] | None = None
+    function_call: _Function | None = None
+    refusal: str | None = None
+
+
+class _TokenLogprob(Struct):
+    logprob: float | None = None
+
+
+class _Logprobs(Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _Choice(Struct):
+    message: _Said | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+    error: Any = None
+
+
+class _InputDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    prompt_cache_hit_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _InputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    cost: float | None = None
+
+
+class _Answer(Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    model: str | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def decode_answer(raw: bytes) -> Completion:
+    """Read a body that came with a good status. What had to be mended on the way stands in `notes`.
+
+    Every tool call has an id that is its own within the answer.
+    """
+    answer = _read(raw)
+    choices = answer.choices
+    if answer.error and not choices:
+        raise refused(200, answer.error)
+    if not choices:
+        raise MalformedAnswerError("the endpoint answered without any choice: no message to read")
+    choice = choices[0]
+    if choice.error:
+        raise refused(200, choice.error)
+    if choice.finish_reason == "error":
+        raise MalformedAnswerError("the endpoint broke off the answer with finish_reason 'error'")
+    said = choice.message
+    if said is None:
+        raise MalformedAnswerError("the endpoint answered with a choice that holds no message")
+    text = said.content or said.refusal or ""
+    thought, text = split_reasoning(text)
+    details = said.reasoning_details or None
+    given = said.reasoning_content or said.reasoning or (_details_text(details) if details else None)
+    reasoning = (
+        given if thought is None or given == thought else f"{given}\n\n{thought}" if given else thought
+    )
+    notes: list[str] = []
+    calls = _calls(said, raw, notes) if said.tool_calls or said.function_call else ()
+    usage, cost = _usage(answer.usage) if answer.usage is not None else (Usage(), None)
+    logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    return Completion(
+        Message("assistant", text, reasoning=reasoning, reasoning_details=details, tool_calls=calls),
+        usage=usage,
+        finish_reason=_finish_reason(choice.finish_reason, bool(calls)),
+        model=answer.model or "",
+        cost=cost,
+        token_ids=None if choice.token_ids is None else tuple(choice.token_ids),
+        logprobs=None if logprobs is None else tuple(entry.logprob or 0.0 for entry in logprobs),
+        notes=tuple(notes),
+    )
+
+
+def _read(raw: bytes) -> _Answer:
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        # The standard library takes what strict decoders refuse: unpaired surrogates, NaN, a byte-order mark.
+        loose = json.loads(raw.decode("utf-8-sig", errors="replace"))
+    except (ValueError, RecursionError):
+        empty = "an empty body" if not raw.strip() else "something that is not JSON (cut off, or no JSON API)"
+        raise MalformedAnswerError(f"the endpoint answered with {empty}") from None
+    if not isinstance(loose, dict):
+        raise MalformedAnswerError(f"the endpoint answered with a JSON {type(loose).__name__}, not an object")
+    return msgspec.convert(_fitting(loose), _Answer)
+
+
+def read_error(raw: bytes) -> Any:
+    """The body of a refusal: its JSON, or its text."""
+    text = raw.decode("utf-8-sig", errors="replace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+_FINISHES = {
+    "stop": "stop",
+    "tool_calls": "tool_calls",
+    "length": "length",
+    "content_filter": "content_filter",
+    "function_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "model_length": "length",
+    "refusal": "content_filter",
+    "safety": "content_filter",
+}
+
+
+def _finish_reason(said: str | None, calls: bool) -> str:
+    reason = _FINISHES.get((said or "stop").lower(), "stop")
+    if reason in ("stop", "tool_calls"):
+        # Some servers say "stop" beside tool calls, or "tool_calls" beside none; the calls decide.
+        return "tool_calls" if calls else "stop"
+    return reason
+
+
+def _calls(said: _Said, raw: bytes, notes: list[str]) -> tuple[ToolCall, ...]:
+    entries = list(said.tool_calls or ())
+    if said.function_call is not None and not entries:
+        entries.append(_Call(None, said.function_call))
+    taken: set[str] = set()
+    calls: list[ToolCall] = []
+    for number, entry in enumerate(entries):
+        if entry is None or entry.function is None:
+            notes.append(f"entry {number} of tool_calls is null or names no function: skipped")
+            continue
+        call_id = entry.id
+        if not call_id or call_id in taken:
+            # Made from the answer, not drawn at random: the same answer read twice has the same ids.
+            call_id = f"call_{blake2b(raw, digest_size=6).hexdigest()}_{number}"
+            notes.append(
+                f"entry {number} of tool_calls had {'no id' if not entry.id else 'an id used before'}"
+            )
+        taken.add(call_id)
+        arguments = entry.function.arguments
+        calls.append(ToolCall(call_id, entry.function.name or "", "{}" if arguments is None else arguments))
+    return tuple(calls)
+
+
+def _usage(wire: _Usage) -> tuple[Usage, float | None]:
+    sent = wire.prompt_tokens
+    cached = wire.prompt_tokens_details.cached_tokens if wire.prompt_tokens_details is not None else None
+    if sent is None and wire.input_tokens is not None:
+        sent = wire.input_tokens
+        if wire.input_tokens_details is not None:
+            cached = wire.input_tokens_details.cached_tokens
+        elif wire.cache_read_input_tokens is not None or wire.cache_creation_input_tokens is not None:
+            # Anthropic's names: input_tokens there leaves out what came from, or went into, the cache.
+            cached = wire.cache_read_input_tokens or 0
+            sent += cached + (wire.cache_creation_input_tokens or 0)
+    if cached is None:
+        cached = wire.prompt_cache_hit_tokens or wire.cache_read_input_tokens
+    received = wire.completion_tokens if wire.completion_tokens is not None else wire.output_tokens
+    details = wire.completion_tokens_details or wire.output_tokens_details
+    thought = details.reasoning_tokens if details is not None else wire.reasoning_tokens
+    sent = sent or 0
+    usage = Usage(sent, received or 0, min(cached or 0, sent), thought or 0)
+    return usage, wire.cost
+
+
+def _details_text(details: list[Any]) -> str | None:
+    """What can be read in `reasoning_details`: texts and summaries; encrypted entries have none."""
+    texts = [
+        text
+        for entry in details
+        if isinstance(entry, dict) and isinstance(text := entry.get("text") or entry.get("summary"), str)
+    ]
+    return "\n".join(texts) or None
+
+
+# -- answers that take some reading ---------------------------------------------------------------------------
+
+
+def _fitting(loose: dict[str, Any]) -> dict[str, Any]:
+    """An answer of unusual shape, brought into the usual one; what can't be made sense of is left out."""
+    choices = loose.get("choices")
+    return {
+        "choices": [_fit_choice(c) for c in choices if isinstance(c, dict)]
+        if isinstance(choices, list)
+        else None,
+        "usage": _fit_usage(loose.get("usage")),
+        "model": _text(loose.get("model")),
+        "error": loose.get("error"),
+    }
+
+
+def _fit_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message")
+    token_ids = choice.get("token_ids")
+    whole = isinstance(token_ids, list) and all(type(i) is int for i in token_ids)
+    return {
+        "message": _fit_message(message) if isinstance(message, dict) else None,
+        "finish_reason": _text(choice.get("finish_reason")),
+        "token_ids": token_ids if whole else None,
+        "error": choice.get("error"),
+    }
+
+
+def _fit_message(message: dict[str, Any]) -> dict[str, Any]:
+    spoken, thought = _parts(message.get("content"))
+    calls = message.get("tool_calls")
+    calls = [calls] if isinstance(calls, dict) else calls
+    details = message.get("reasoning_details")
+    function_call = message.get("function_call")
+    return {
+        "content": spoken,
+        "reasoning_content": _parts(message.get("reasoning_content"))[0] or thought,
+        "reasoning": _parts(message.get("reasoning"))[0],
+        "reasoning_details": details if isinstance(details, list) else None,
+        "tool_calls": [_fit_call(c) for c in calls] if isinstance(calls, list) else None,
+        "function_call": _fit_function(function_call) if isinstance(function_call, dict) else None,
+        "refusal": _text(message.get("refusal")),
+    }
+
+
+def _parts(content: Any) -> tuple[str | None, str | None]:
+    """Text and thinking of a content that may be a list of parts. A part that is not text leaves a word behind."""
+    if content is None or isinstance(content, str):
+        return content, None
+    spoken: list[str] = []
+    thought: list[str] = []
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            spoken.append(part)
+        elif not isinstance(part, dict):
+            continue
+        elif isinstance(thinking := part.get("thinking") or part.get("reasoning"), (str, list)):
+            thought.append(_parts(thinking)[0] or "")
+        elif isinstance(text := part.get("text") or part.get("content") or part.get("refusal"), str):
+            spoken.append(text)
+        elif "text" not in part:
+            spoken.append(f"[{part.get('type') or 'part'}: not text]")
+    return "".join(spoken) or None, "".join(thought) or None
+
+
+def _fit_call(entry: Any) -> dict[str, Any] | None:
+    if not isinstance(entry, dict):
+        return None
+    function = entry.get("function")
+    if not isinstance(function, dict):
+        # A few servers leave the nesting out.
+        function = entry if "name" in entry else None
+    return {
+        "id": _text(entry.get("id")),
+        "function": None if function is None else _fit_function(function),
+    }
+
+
+def _fit_function(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"name": _text(function.get("name")), "arguments": arguments}
+
+
+def _fit_usage(usage: Any) -> dict[str, Any] | None:
+    if not isinstance(usage, dict):
+        return None
+    fitted: dict[str, Any] = {}
+    for field in msgspec.structs.fields(_Usage):
+        value = usage.get(field.name)
+        if field.name == "cost":
+            fitted["cost"] = value if _is_number(value) else None
+        elif field.name.endswith("_details"):
+            known = value if isinstance(value, dict) else {}
+            fitted[field.name] = {
+                k: _count(v) for k, v in known.items() if k in ("cached_tokens", "reasoning_tokens")
+            }
+        else:
+            fitted[field.name] = _count(value)
+    return fitted
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value - value == 0
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    return max(0, int(value)) if _is_number(value) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else str(value)

@@ -1,0 +1,474 @@
+"""The first process of a sandbox: it starts the rollout's commands, and nothing it started outlives it.
+
+A program of its own (`python -I -S init.py …`), not a module of taskmill: it runs inside the confinement, so it
+imports little, knows no secret, and ends when its control socket closes, which the death of taskmill does by
+itself. In a process namespace it is process 1; elsewhere on Linux it is a subreaper. Either way every process
+that loses its parent becomes a child of this one, however it was detached, and can be found here.
+
+Requests are length-prefixed lists of NUL-terminated fields:
+    run    id, mode (shell|program), foreground (1|0), directory, n, n arguments, then NAME=value…
+           with two descriptors: standard input, output
+    kill   id
+Answers, in the same form: id, exit code (empty: could not start), directory at the end, note.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import sys
+import time
+
+try:  # the public modules pull in enum and more, a third of the time this program takes to start
+    import _signal as signal
+    import _socket as socket
+except ImportError:
+    import signal
+    import socket
+
+REPORT = 87  # where a shell says its directory at the end; a number no script is likely to use
+SCRIPT = 86
+LONGEST_ARGUMENT = 96 * 1024  # Linux refuses an argument of 128 KiB
+GRACE = 0.1  # seconds for what a command left behind to end by itself, such as the end of a pipeline
+GIVE_UP = 3.0  # seconds to chase what does not die
+CENSUS = 0.2  # seconds between two counts of a rollout's processes and memory
+PAGE = resource.getpagesize()
+BASH = (b"/bin/bash", b"/usr/bin/bash", b"/usr/local/bin/bash", b"/run/current-system/sw/bin/bash")
+MARK = b"TASKMILL_CALL="
+
+
+class Call:
+    """One command that was asked for."""
+
+    __slots__ = ("directory", "ended", "foreground", "id", "killed", "note", "pid", "report", "status")
+
+    def __init__(self, id: bytes, pid: int, report: int, foreground: bool) -> None:
+        self.id = id
+        self.pid = pid
+        self.report = report
+        self.foreground = foreground
+        self.killed = False
+        self.status: int | None = None
+        self.ended = 0.0
+        self.directory = b""
+        self.note = b""
+
+
+class Init:
+    """Starts, counts, ends and reaps."""
+
+    def __init__(self, control: socket.socket, namespace: bool, memory: int, processes: int) -> None:
+        self.control = control
+        self.namespace = namespace
+        self.memory = memory
+        self.processes = processes
+        self.linux = sys.platform == "linux"
+        self.shell = next((path for path in BASH if os.access(path, os.X_OK)), b"/bin/sh")
+        self.environment = dict(os.environb)
+        self.incoming = bytearray()
+        self.descriptors: list[int] = []
+        self.running: dict[int, Call] = {}  # by process id, until the process ended
+        self.ending: list[Call] = []  # ended, perhaps with something left behind
+        self.background: dict[bytes, Call] = {}  # ended, what they left may stay
+        self.groups: set[int] = set()  # only where there is no /proc
+        self.childless = True
+        self.next_census = 0.0
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        wake, woken = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(woken, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken)
+        poll = select.poll()
+        poll.register(self.control.fileno(), select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in poll.poll(self.pause()):
+                    if fd == wake:
+                        os.read(wake, 4096)
+                    elif not self.receive():
+                        return
+                self.reap()
+                now = time.monotonic()
+                if self.ending:
+                    self.settle(now)
+                if self.running and now >= self.next_census:
+                    self.census(now)
+        finally:
+            self.end_all()
+
+    def pause(self) -> float | None:
+        """Milliseconds until something must be looked at without being told."""
+        if self.ending:
+            return 4
+        if self.running and self.linux:
+            return max(1.0, (self.next_census - time.monotonic()) * 1000)
+        return None
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    def receive(self) -> bool:
+        try:
+            data, ancillary, _, _ = self.control.recvmsg(1 << 16, 256)
+        except OSError:
+            return False
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                for start in range(0, len(payload) - 3, 4):
+                    fd = int.from_bytes(payload[start : start + 4], sys.byteorder, signed=True)
+                    os.set_inheritable(fd, False)
+                    self.descriptors.append(fd)
+        if not data:
+            return False
+        self.incoming += data
+        while len(self.incoming) >= 4:
+            end = 4 + int.from_bytes(self.incoming[:4], "big")
+            if len(self.incoming) < end:
+                break
+            fields = bytes(self.incoming[4:end]).split(b"\0")[:-1]
+            del self.incoming[:end]
+            if fields[0] == b"run":
+                self.run(fields)
+            elif fields[0] == b"kill":
+                self.kill(fields[1])
+        return True
+
+    def answer(self, *fields: bytes) -> None:
+        body = b"".join(field + b"\0" for field in fields)
+        try:
+            self.control.sendall(len(body).to_bytes(4, "big") + body)
+        except OSError:
+            pass  # nobody listens any more; the loop sees the end of the socket next
+
+    def run(self, fields: list[bytes]) -> None:
+        _, id, mode, foreground, directory, count = fields[:6]
+        arguments = fields[6 : 6 + int(count)]
+        environment = dict(self.environment)
+        for pair in fields[6 + int(count) :]:
+            name, _, value = pair.partition(b"=")
+            environment[name] = value
+        given, output = self.descriptors[:2]
+        del self.descriptors[:2]
+        report, reported = os.pipe()
+        opened = [given, output, reported]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, given, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+        ]
+        arrived = False
+        try:
+            os.chdir(directory)
+            arrived = True
+            if mode == b"shell":
+                actions.append((os.POSIX_SPAWN_DUP2, reported, REPORT))
+                # One line with the command, so that line numbers in messages are the command's own.
+                script = b'trap "pwd -P 2>/dev/null >/dev/fd/%d" EXIT; ' % REPORT + arguments[0]
+                if len(script) < LONGEST_ARGUMENT:
+                    arguments = [self.shell, b"-c", script]
+                else:
+                    opened.append(unnamed_file(script))
+                    actions.append((os.POSIX_SPAWN_DUP2, opened[-1], SCRIPT))
+                    arguments = [self.shell, b"/dev/fd/%d" % SCRIPT]
+            pid = os.posix_spawnp(
+                arguments[0],
+                arguments,
+                environment,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD],
+            )
+        except OSError as error:
+            os.close(report)
+            self.answer(id, b"", b"", b"%d %s" % (error.errno or 0, b"program" if arrived else b"directory"))
+        else:
+            os.set_blocking(report, False)
+            self.running[pid] = Call(id, pid, report, foreground == b"1")
+            self.childless = False
+            if len(self.running) == 1:
+                self.next_census = time.monotonic() + CENSUS
+            if not self.linux:
+                self.groups.add(pid)
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def kill(self, id: bytes) -> None:
+        for call in self.running.values():
+            if call.id == id:
+                call.killed = True
+                signal_group(call.pid, signal.SIGKILL)
+                return
+        call = self.background.pop(id, None)
+        if call is not None:
+            call.killed = True
+            call.ended = time.monotonic()
+            self.ending.append(call)
+
+    # -- the end of a command ---------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.childless = True
+                return
+            if pid == 0:
+                self.childless = False
+                return
+            call = self.running.pop(pid, None)
+            if call is None:
+                continue
+            call.status = os.waitstatus_to_exitcode(status)
+            call.ended = time.monotonic()
+            try:
+                call.directory = os.read(call.report, 1 << 16).rpartition(b"\n")[0]
+            except BlockingIOError:
+                pass
+            os.close(call.report)
+            self.ending.append(call)
+
+    def settle(self, now: float) -> None:
+        """Answer for the commands of which nothing is left, and end what is left of the others."""
+        for call in list(self.ending):
+            if call.killed or call.foreground:
+                left = self.left_by(call)
+                if left:
+                    if call.killed or now - call.ended > GRACE:
+                        for pid in left:
+                            end(pid)
+                    if now - call.ended < GIVE_UP:
+                        continue
+            else:
+                self.background[call.id] = call
+            self.ending.remove(call)
+            self.answer(call.id, b"%d" % (call.status or 0), call.directory, call.note)
+
+    def left_by(self, call: Call) -> list[int]:
+        """Processes that lost their parent and belong to `call`. What they started comes to us as they end."""
+        if self.childless:
+            return []
+        if not self.linux:
+            return [-call.pid] if signal_group(call.pid, 0) else []
+        alone = not self.background and len(self.ending) == 1 and all(not c.foreground for c in self.running.values())
+        sessions = {call.pid for call in (*self.running.values(), *self.background.values(), *self.ending)}
+        left = []
+        for pid in children(os.getpid()):
+            if pid in self.running:
+                continue
+            owner = read("/proc/%d/environ" % pid).partition(MARK)[2].partition(b"\0")[0]
+            if owner:
+                mine = owner == call.id
+            else:  # it cleared its environment, or is about to start
+                session = session_of(pid)
+                mine = session == call.pid or (session not in sessions and alone and not self.running)
+            if mine:
+                left.append(pid)
+        return left
+
+    # -- limits of the rollout as a whole ---------------------------------------------------------------------
+
+    def census(self, now: float) -> None:
+        """Count processes and memory of all commands together, which no limit of the kernel's does for us."""
+        pids = self.everything()
+        note = b""
+        if 0 < self.processes < len(pids):
+            note = b"processes"
+        elif self.memory > 0 and sum(map(private_memory, pids)) > self.memory and sum(map(memory_share, pids)) > self.memory:
+            note = b"memory"
+        if note:
+            for call in self.running.values():
+                call.note = note
+                call.killed = True
+            self.kill_all(pids)
+            now = time.monotonic()
+        self.next_census = now + CENSUS
+
+    def everything(self) -> list[int]:
+        """Every process of the sandbox but this one."""
+        own = os.getpid()
+        if self.namespace:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+        found = []
+        waiting = [own]
+        while waiting:
+            below = children(waiting.pop())
+            found += below
+            waiting += below
+        return found
+
+    def kill_all(self, pids: list[int]) -> None:
+        for pid in self.running:
+            signal_group(pid, signal.SIGKILL)
+        if self.namespace:
+            try:
+                os.kill(-1, signal.SIGKILL)  # all but process 1, which this is
+            except OSError:
+                pass
+            return
+        for pid in pids:  # held first, so that none of them makes more while the others end
+            signal_one(pid, signal.SIGSTOP)
+        for pid in pids:
+            signal_one(pid, signal.SIGKILL)
+
+    def end_all(self) -> None:
+        self.kill_all([])
+        for group in self.groups:
+            signal_group(group, signal.SIGKILL)
+        give_up = time.monotonic() + GIVE_UP
+        while self.linux and not self.namespace and time.monotonic() < give_up:
+            self.reap()
+            if self.childless:
+                return
+            self.kill_all(self.everything())
+            time.sleep(0.002)
+
+
+# -- what the system knows about a process --------------------------------------------------------------------
+
+
+def read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 1 << 17)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        threads = os.listdir("/proc/%d/task" % pid)
+    except OSError:
+        return []
+    found = []
+    for thread in threads:
+        found += map(int, read("/proc/%d/task/%s/children" % (pid, thread)).split())
+    return found
+
+
+def session_of(pid: int) -> int:
+    fields = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+    return int(fields[3]) if len(fields) > 3 else 0
+
+
+def private_memory(pid: int) -> int:
+    """Bytes in memory that are not of files; what a fork shares is counted for both."""
+    fields = read("/proc/%d/statm" % pid).split()
+    return (int(fields[1]) - int(fields[2])) * PAGE if len(fields) > 2 else 0
+
+
+def memory_share(pid: int) -> int:
+    """Bytes in memory, what is shared counted in parts. Exact, and a hundred times the work."""
+    for line in read("/proc/%d/smaps_rollup" % pid).splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def signal_one(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True
+
+
+def signal_group(group: int, number: int) -> bool:
+    try:
+        os.killpg(group, number)
+    except OSError:
+        return False
+    return True
+
+
+def end(pid: int) -> None:
+    """Kill a child of ours, with its group where it leads or follows one; a negative number is a group."""
+    if pid < 0:
+        signal_group(-pid, signal.SIGKILL)
+        return
+    try:
+        group = os.getpgid(pid)
+    except OSError:
+        return
+    if group != os.getpgid(0):
+        signal_group(group, signal.SIGKILL)
+    signal_one(pid, signal.SIGKILL)
+
+
+def unnamed_file(data: bytes) -> int:
+    """A descriptor at the start of a file that holds `data` and has no name."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("script", os.MFD_CLOEXEC)
+    else:
+        import tempfile
+
+        fd, name = tempfile.mkstemp()
+        os.unlink(name)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def limit(kind: int, value: int) -> None:
+    if value < 0:
+        return
+    hard = resource.getrlimit(kind)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def counts_per_namespace() -> bool:
+    """Whether the kernel counts a user's processes per user namespace (5.14), not on the whole machine."""
+    version = os.uname().release.split(".")
+    try:
+        return (int(version[0]), int(version[1].partition("-")[0])) >= (5, 14)
+    except (ValueError, IndexError):
+        return False
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below that loses its own (Linux)."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def main(arguments: list[str]) -> None:
+    fd, namespace, memory, file_size, processes = map(int, arguments)
+    control = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, file_size)
+    if sys.platform == "linux":
+        limit(resource.RLIMIT_DATA, memory)
+        if namespace and counts_per_namespace():
+            limit(resource.RLIMIT_NPROC, processes)
+        if not namespace:
+            adopt_orphans()
+    Init(control, bool(namespace), memory, processes).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

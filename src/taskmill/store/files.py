@@ -1,0 +1,511 @@
+"""The only module that opens a file for writing.
+
+Three ways to write, each with a promise: `AppendFile` (a row is whole or not there), `replace` (old or new, never
+a mixture), and the `*_beneath` functions (no path, and no link on its way, leads out of a folder).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+from taskmill.errors import SandboxError, StorageFullError, ToolRefusedError
+from taskmill.store.jsonl import is_whole
+
+_BLOCK = 1 << 20
+_datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+_serial = itertools.count()
+
+
+class Repair(NamedTuple):
+    """What was wrong with the end of a log. `offset` and `dropped_bytes` say where and how much was set aside.
+
+    `torn`: the last line was cut in mid-write; it is now in `<path>.torn`. `unterminated`: the last line was whole
+    and lacked its newline; it has one now.
+    """
+
+    path: Path
+    offset: int
+    dropped_bytes: int
+    kind: Literal["torn", "unterminated"]
+
+    def __str__(self) -> str:
+        if self.kind == "torn":
+            return (
+                f"{str(self.path)!r}: the last line, at byte {self.offset}, was torn; its {self.dropped_bytes} bytes "
+                f"were moved to {self.path.name + '.torn'!r}"
+            )
+        return f"{str(self.path)!r}: the last line, at byte {self.offset}, lacked its newline and was given one"
+
+
+def storage_error(path: Path, error: OSError, action: str = "written") -> StorageFullError:
+    """The error for people when a file of a run can't be written: which path, why, and how much is free there."""
+    where = path
+    while not where.exists() and where != where.parent:
+        where = where.parent
+    try:
+        free = f"{shutil.disk_usage(where).free:,} bytes are free there"
+    except OSError:
+        free = "free space there is unknown"
+    reason = error.strerror or str(error)
+    return StorageFullError(
+        f"{str(path)!r} could not be {action}: {reason} ({free}). "
+        "What was acknowledged is intact; make room or access, then resume."
+    )
+
+
+# -- the append log -------------------------------------------------------------------------------------------
+
+
+class AppendFile:
+    """A log of rows, open for appending by one writer.
+
+    Opening makes the file where it is missing, and with `repair` puts its end in order first (`self.repair` says
+    what was done). A row is written by one call, at once; it is safe from a kill of the process when `write`
+    returns, and from a loss of power after the next `datasync`. Raises `StorageFullError`.
+    """
+
+    __slots__ = ("_broken", "_fd", "_is_new", "path", "repair", "size")
+
+    def __init__(self, path: Path, *, repair: bool = True) -> None:
+        self.path = path
+        self.repair: Repair | None = None
+        self._broken: StorageFullError | None = None
+        try:
+            if repair:
+                self.repair = repair_end(path)
+            self._is_new = not path.exists()
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.size = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise storage_error(path, error, "opened for appending") from error
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._fd < 0
+
+    def write(self, data: bytes) -> int:
+        """Append `data` and return the byte offset where it starts. All of it is written, or none."""
+        if self._broken is not None:
+            raise self._broken
+        start = self.size
+        try:
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, memoryview(data)[written:])
+            self.size = start + written
+        except BaseException as error:
+            # A torn end that can't be cut off now would swallow the next row; opening the file anew repairs it.
+            failure = storage_error(self.path, error) if isinstance(error, OSError) else None
+            try:
+                os.ftruncate(self._fd, start)
+            except OSError as second:
+                self._broken = failure or storage_error(self.path, second)
+            if failure is not None:
+                raise failure from error
+            raise
+        return start
+
+    def datasync(self) -> None:
+        """Wait until all that was written is on disk, and so is the file's name if it is new."""
+        try:
+            _datasync(self._fd)
+            if os.fstat(self._fd).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
+            if self._is_new:
+                sync_directory(self.path.parent)
+                self._is_new = False
+        except OSError as error:
+            raise storage_error(self.path, error, "synced to disk") from error
+
+    def close(self) -> None:
+        """Close without syncing. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def repair_end(path: Path) -> Repair | None:
+    """Put the last line of a log in order: see `Repair`. A missing file is in order."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+            return None
+        start, end = _last_line(fd, size)
+        if is_whole(end):
+            os.lseek(fd, 0, os.SEEK_END)
+            os.write(fd, b"\n")
+            os.fsync(fd)
+            return Repair(path, start, 0, "unterminated")
+        # Set aside first, cut off second: a crash in between leaves a copy too many, never one too few.
+        aside = path.with_name(path.name + ".torn")
+        aside_fd = os.open(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _write_all(aside_fd, end + b"\n")
+            os.fsync(aside_fd)
+        finally:
+            os.close(aside_fd)
+        sync_directory(path.parent)
+        os.ftruncate(fd, start)
+        os.fsync(fd)
+        return Repair(path, start, len(end), "torn")
+    finally:
+        os.close(fd)
+
+
+def _last_line(fd: int, size: int) -> tuple[int, bytes]:
+    """Offset and bytes of what stands after the last newline."""
+    blocks: list[bytes] = []
+    position = size
+    while position > 0:
+        length = min(_BLOCK, position)
+        block = os.pread(fd, length, position - length)
+        newline = block.rfind(b"\n")
+        if newline >= 0:
+            blocks.append(block[newline + 1 :])
+            position -= length - newline - 1
+            break
+        blocks.append(block)
+        position -= length
+    return position, b"".join(reversed(blocks))
+
+
+# -- whole files and folders ----------------------------------------------------------------------------------
+
+
+def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a whole file so that a reader, or a crash, meets the old one or the new one and nothing else.
+
+    Mode and owner of the old file are kept; a link stays a link, and what it points to is replaced. Data that
+    comes in pieces is written as it comes. Raises `StorageFullError`; then the old file is as it was.
+    """
+    with replacing(path) as file:
+        for block in (data,) if isinstance(data, bytes) else data:
+            file.write(block)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write what `path` is to hold: it takes the old one's place when the block ends well.
+
+    For writers that want a file (Parquet, say). Promises and errors are those of `replace`.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{next(_serial)}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb", buffering=_BLOCK) as file:
+            _keep_owner(fd, target)
+            yield file
+            file.flush()
+            os.fsync(fd)
+        os.replace(temporary, target)
+        sync_directory(target.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise storage_error(path, error, "replaced") from error
+        raise
+
+
+def append_shared(path: Path, line: bytes) -> None:
+    """Append one row, newline included, to a file that other processes may append to at any time.
+
+    No lock: the system puts one write to the end as a whole. What an earlier writer tore stays as a line of its
+    own, since cutting it off could cut off what another has just written. Raises `StorageFullError`.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            size = os.fstat(fd).st_size
+            unended = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            _write_all(fd, b"\n" + line if unended else line)
+            _datasync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file name is one that `replace` uses on the way; a killed process may leave such a file."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def _keep_owner(fd: int, target: Path) -> None:
+    with suppress(FileNotFoundError):
+        old = os.stat(target)
+        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+        with suppress(PermissionError):
+            os.fchown(fd, old.st_uid, old.st_gid)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def open_lock_file(path: Path) -> int:
+    """A descriptor to lock, and to write the holder's name through. The caller closes it."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise storage_error(path, error, "opened for locking") from error
+
+
+def make_directory(path: Path) -> None:
+    """Make a folder and those above it, on disk for good. Raises `StorageFullError`."""
+    if path.is_dir():
+        return
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_directory(folder.parent)
+    except OSError as error:
+        raise storage_error(path, error, "made") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a folder are on disk, where the file system can do that."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all in it, if it is there, whatever modes a task gave to what is inside."""
+    if path.is_symlink() or not path.is_dir():
+        remove(path)
+        return
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        os.chmod(path, 0o700)
+        for base, folders, _ in os.walk(path):
+            for name in folders:
+                if not os.path.islink(os.path.join(base, name)):
+                    os.chmod(os.path.join(base, name), 0o700)
+        shutil.rmtree(path)
+
+
+# -- inside a folder that others may fill with traps ----------------------------------------------------------
+
+_MAX_LINKS = 40
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def read_beneath(root: Path, relative: str, limit: int | None = None) -> bytes:
+    """The bytes of a regular file under `root`, at most the first `limit`.
+
+    Links are followed as long as they stay inside. Raises `ToolRefusedError` for whatever leads out and for what
+    is no regular file, `FileNotFoundError` (and its like) with the path as it was given.
+    """
+    with _beneath(root, relative) as (folder, name), _named(relative):
+        fd = _open_regular(folder, name, os.O_RDONLY, relative)
+        with open(fd, "rb") as file:
+            return file.read() if limit is None else file.read(limit)
+
+
+def write_beneath(root: Path, relative: str, data: bytes) -> None:
+    """Write a regular file under `root`, making the folders on the way. Raises like `read_beneath`."""
+    with _beneath(root, relative, make=True) as (folder, name), _named(relative):
+        fd = _open_regular(folder, name, os.O_WRONLY | os.O_CREAT, relative)
+        try:
+            os.ftruncate(fd, 0)
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
+
+
+def remove_beneath(root: Path, relative: str) -> None:
+    """Remove a file, a link (not what it points to), or a folder with all in it. Raises like `read_beneath`."""
+    with _beneath(root, relative, follow_last=False) as (folder, name), _named(relative):
+        if name == ".":
+            raise ToolRefusedError(f"{relative!r} is the workspace itself, which can't be removed")
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+def list_beneath(root: Path, relative: str = ".", limit: int = 10_000) -> list[str]:
+    """Files under a folder (links by their own name, not followed), relative to it, sorted; the first `limit`."""
+    found: list[str] = []
+    with _beneath(root, relative) as (folder, name), _named(relative):
+        top = os.open(name, _FOLDER, dir_fd=folder)
+        try:
+            for base, folders, files, fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+                links = [entry for entry in folders if stat.S_ISLNK(os.lstat(entry, dir_fd=fd).st_mode)]
+                folders.sort()
+                found.extend(os.path.normpath(os.path.join(base, entry)) for entry in sorted(files + links))
+                if len(found) >= limit:
+                    break
+        finally:
+            os.close(top)
+    return sorted(found[:limit])
+
+
+def copy_tree_into(source: Path, root: Path, limit_bytes: int, limit_files: int) -> None:
+    """Copy the folder `source` into the folder `root`: files with their modes, folders, links as links.
+
+    Sockets, pipes and devices are left out, and so is `root` itself should it stand inside `source`. Raises
+    `SandboxError` when there is more than the limits allow; what was copied until then is left to the caller.
+    """
+    own = os.stat(root)
+    count = size = 0
+    for base, folders, files in os.walk(source):
+        here = root / os.path.relpath(base, source)
+        here.mkdir(exist_ok=True)
+        folders[:] = [name for name in folders if not _same_file(Path(base, name), own)]
+        links = [name for name in folders if os.path.islink(os.path.join(base, name))]
+        for name in [*files, *links]:
+            origin = Path(base, name)
+            info = os.lstat(origin)
+            if not stat.S_ISREG(info.st_mode) and not stat.S_ISLNK(info.st_mode):
+                continue
+            count += 1
+            size += info.st_size
+            if count > limit_files or size > limit_bytes:
+                raise SandboxError(
+                    f"{str(source)!r} holds more than a workspace may be given ({limit_files:,} files, "
+                    f"{limit_bytes:,} bytes): name a smaller folder as 'cwd', or raise the limit"
+                )
+            shutil.copy2(origin, here / name, follow_symlinks=False)
+
+
+def _same_file(path: Path, info: os.stat_result) -> bool:
+    other = os.lstat(path)
+    return (other.st_dev, other.st_ino) == (info.st_dev, info.st_ino)
+
+
+def _open_regular(folder: int, name: str, flags: int, relative: str) -> int:
+    try:
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
+            raise ToolRefusedError(f"{relative!r} is not a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        if name == "." or stat.S_ISDIR(os.stat(name, dir_fd=folder).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), relative)
+        raise ToolRefusedError(f"{relative!r} is not a regular file")
+    return fd
+
+
+@contextmanager
+def _named(relative: str) -> Iterator[None]:
+    """Errors name the path as it was asked for, not the component that a descriptor was opened by."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, relative) from None
+
+
+@contextmanager
+def _beneath(
+    root: Path, relative: str, *, make: bool = False, follow_last: bool = True
+) -> Iterator[tuple[int, str]]:
+    """Walk to `relative` one component at a time; gives the folder's descriptor and the last name in it.
+
+    No component is opened through a link, so a link swapped in meanwhile is an error and never a way out.
+    """
+    if "\0" in relative or not _encodable(relative):
+        raise ToolRefusedError(f"{relative!r} can't be the name of a file")
+    outside = f"{relative!r} is outside the workspace"
+    if relative.startswith("/"):
+        raise ToolRefusedError(outside)
+    with _named(relative):
+        stack = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        with _named(relative):
+            name = _walk(stack, deque(relative.split("/")), root, outside, make, follow_last)
+        yield stack[-1], name
+    finally:
+        for fd in stack:
+            os.close(fd)
+
+
+def _walk(
+    stack: list[int], parts: deque[str], root: Path, outside: str, make: bool, follow_last: bool
+) -> str:
+    links = 0
+    while parts:
+        part = parts.popleft()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if len(stack) == 1:
+                raise ToolRefusedError(outside)
+            os.close(stack.pop())
+            continue
+        is_last = not any(rest not in ("", ".") for rest in parts)
+        try:
+            mode = os.stat(part, dir_fd=stack[-1], follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            if is_last:
+                return part
+            if not make:
+                raise
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=stack[-1])
+            mode = stat.S_IFDIR
+        if stat.S_ISLNK(mode) and (follow_last or not is_last):
+            links += 1
+            if links > _MAX_LINKS:
+                raise ToolRefusedError(f"{outside}: too many links on the way")
+            target = os.readlink(part, dir_fd=stack[-1])
+            if target.startswith("/"):
+                target = _inside(target, root, outside)
+                while len(stack) > 1:
+                    os.close(stack.pop())
+            parts.extendleft(reversed(target.split("/")))
+        elif is_last:
+            return part
+        else:
+            stack.append(os.open(part, _FOLDER, dir_fd=stack[-1]))
+    return "."
+
+
+def _inside(target: str, root: Path, outside: str) -> str:
+    for known in (str(root), os.path.realpath(root)):
+        if target == known or target.startswith(f"{known}/"):
+            return target[len(known) + 1 :]
+    raise ToolRefusedError(outside)
+
+
+def _encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True

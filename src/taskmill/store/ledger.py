@@ -1,0 +1,308 @@
+"""What was planned and how it ended: every planned row, its rollout id, and its one recorded state.
+
+The ledger is worked out anew from the dataset and the logs at every start and is never the truth itself. It
+lives in a private temporary database that the system removes with the process, so that a million rows take no
+more memory than a thousand.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from taskmill.errors import StorageFullError
+from taskmill.records import DONE_STATES
+
+_STATES = ("pending", "failed", "cancelled", *sorted(DONE_STATES))
+_CODES = {state: code for code, state in enumerate(_STATES)}
+_FIRST_DONE = 3
+_CHUNK = 512
+
+_SCHEMA = """
+PRAGMA journal_mode=OFF;
+PRAGMA synchronous=OFF;
+PRAGMA temp_store=FILE;
+PRAGMA locking_mode=EXCLUSIVE;
+CREATE TABLE planned(row INTEGER PRIMARY KEY, offset INTEGER, key BLOB, detail BLOB, copy INTEGER, state INTEGER, source INTEGER);
+CREATE TABLE stored(seq INTEGER PRIMARY KEY, key BLOB, detail BLOB, copy INTEGER, state INTEGER, place TEXT, matched INTEGER);
+CREATE TABLE pairs(row INTEGER PRIMARY KEY, seq INTEGER);
+BEGIN;
+"""
+
+
+class PlannedRow(Struct, frozen=True, gc=False):
+    """One row of the plan.
+
+    `index` is its number in the dataset and `offset` the byte where its line starts. `key` is the hash of what makes
+    a stored sample a sample of this row (prompt, image, working directory), `detail` the hash of the whole row.
+    `rollout_id` is the ledger's to give: `detail` in hex, and a counter among equal rows.
+    """
+
+    index: int
+    offset: int
+    key: bytes
+    detail: bytes
+    rollout_id: str = ""
+
+
+class Settlement(NamedTuple):
+    """`matched` stored samples belong to a planned row; `surplus` ones belong to none of this plan."""
+
+    matched: int
+    surplus: int
+
+
+class BatchCount(NamedTuple):
+    """Rows of one batch: `recorded` have an end, of which `reused` had it before this start; `discarded` ones count in both."""
+
+    batch: int
+    recorded: int
+    reused: int
+    discarded: int
+
+
+class Ledger:
+    """The plan and its state. Call `plan`, then `store` for each stored record, then `settle`; then ask and `mark`.
+
+    Raises `StorageFullError` when the folder for temporary files is full.
+    """
+
+    def __init__(self) -> None:
+        with _told():
+            self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+            self._db.executescript(_SCHEMA)
+        self._records: list[tuple[bytes, bytes, int | None, int, str]] = []
+        self._has_stored = False
+        self._counts = dict.fromkeys(_STATES, 0)
+
+    # -- filling ----------------------------------------------------------------------------------------------
+
+    def plan(self, rows: Iterable[PlannedRow]) -> None:
+        """Take in the planned rows, in order, as they come: none of them is kept in memory."""
+        fields = attrgetter("index", "offset", "key", "detail")
+        with _told():
+            self._db.executemany("INSERT INTO planned VALUES (?, ?, ?, ?, 0, 0, NULL)", map(fields, rows))
+
+    def store(self, key: bytes, detail: bytes, rollout_id: str | None, state: str, place: str) -> None:
+        """Take in one stored record, in the order of storing. `place` says where it is stored.
+
+        A record of a done state is a sample. Any other is an attempt: it tells how the row of its rollout id
+        stands unless a sample does, and the latest attempt counts.
+        """
+        copy = None
+        if rollout_id is not None:
+            head, _, tail = rollout_id.rpartition("-")
+            if head == detail.hex() and tail.isdecimal():
+                copy = int(tail)
+        self._records.append((key, detail, copy, _CODES[state], place))
+        if len(self._records) >= _CHUNK:
+            self._write_records()
+
+    def _write_records(self) -> None:
+        if self._records:
+            self._has_stored = True
+            with _told():
+                self._db.executemany("INSERT INTO stored VALUES (NULL, ?, ?, ?, ?, ?, 0)", self._records)
+            self._records.clear()
+
+    # -- matching ---------------------------------------------------------------------------------------------
+
+    def settle(self) -> Settlement:
+        """Give equal rows their counters, and each stored sample the row it belongs to.
+
+        A sample goes to the row with its rollout id; else to the first free row that is equal in all fields; else
+        to the first free row with the same key. Each row takes one sample and each sample one row, so three equal
+        rows and one sample leave two rows pending.
+        """
+        self._write_records()
+        with _told():
+            self._number_equal_rows()
+            settlement = self._pair() if self._has_stored else Settlement(0, 0)
+            for code, count in self._db.execute("SELECT state, COUNT(*) FROM planned GROUP BY state"):
+                self._counts[_STATES[code]] = count
+        return settlement
+
+    def _number_equal_rows(self) -> None:
+        run = self._db.execute
+        run("CREATE INDEX planned_detail ON planned(detail)")
+        run("CREATE TABLE repeated(detail BLOB PRIMARY KEY) WITHOUT ROWID")
+        run("INSERT INTO repeated SELECT detail FROM planned GROUP BY detail HAVING COUNT(*) > 1")
+        numbered = self._db.execute(
+            "SELECT ROW_NUMBER() OVER (PARTITION BY detail ORDER BY row) - 1, row FROM planned "
+            "WHERE detail IN repeated"
+        )
+        self._db.execute("CREATE TABLE copies(row INTEGER PRIMARY KEY, copy INTEGER)")
+        self._db.executemany("INSERT INTO copies(copy, row) VALUES (?, ?)", numbered)
+        run("UPDATE planned SET copy = (SELECT copy FROM copies WHERE copies.row = planned.row) WHERE row IN (SELECT row FROM copies)")
+        run("DROP TABLE copies")
+
+    def _pair(self) -> Settlement:
+        run = self._db.execute
+        run("DROP INDEX planned_detail")
+        run("CREATE INDEX planned_copy ON planned(detail, copy)")
+        run(
+            "INSERT OR IGNORE INTO pairs SELECT planned.row, sample.seq FROM "
+            f"(SELECT seq, detail, copy FROM stored WHERE state >= {_FIRST_DONE} AND copy IS NOT NULL ORDER BY seq) AS sample "
+            "CROSS JOIN planned ON planned.detail = sample.detail AND planned.copy = sample.copy"
+        )
+        self._take_pairs()
+        self._pair_by("detail")
+        self._pair_by("key")
+        run(
+            "INSERT OR REPLACE INTO pairs SELECT planned.row, attempt.seq FROM "
+            f"(SELECT seq, detail, copy FROM stored WHERE state < {_FIRST_DONE} AND copy IS NOT NULL ORDER BY seq) AS attempt "
+            "CROSS JOIN planned ON planned.detail = attempt.detail AND planned.copy = attempt.copy WHERE planned.state = 0"
+        )
+        self._take_pairs()
+        matched = run(f"SELECT COUNT(*) FROM planned WHERE state >= {_FIRST_DONE}").fetchone()[0]
+        samples = run(f"SELECT COUNT(*) FROM stored WHERE state >= {_FIRST_DONE}").fetchone()[0]
+        return Settlement(matched, samples - matched)
+
+    def _pair_by(self, column: str) -> None:
+        """Pair free rows and unmatched samples that agree in `column`: the first with the first, and so on."""
+        run = self._db.execute
+        samples = f"FROM stored WHERE state >= {_FIRST_DONE} AND NOT matched"
+        if run(f"SELECT 1 {samples} LIMIT 1").fetchone() is None:
+            return
+        run("CREATE TABLE waiting(hash BLOB, place INTEGER, seq INTEGER, PRIMARY KEY(hash, place)) WITHOUT ROWID")
+        run(
+            "INSERT INTO waiting "
+            f"SELECT {column}, ROW_NUMBER() OVER (PARTITION BY {column} ORDER BY seq), seq {samples}"
+        )
+        run(
+            "INSERT INTO pairs SELECT free.row, waiting.seq FROM ("
+            f"SELECT {column} AS hash, ROW_NUMBER() OVER (PARTITION BY {column} ORDER BY row) AS place, row "
+            f"FROM planned WHERE state = 0 AND {column} IN (SELECT hash FROM waiting)"
+            ") AS free CROSS JOIN waiting ON waiting.hash = free.hash AND waiting.place = free.place"
+        )
+        run("DROP TABLE waiting")
+        self._take_pairs()
+
+    def _take_pairs(self) -> None:
+        run = self._db.execute
+        run("UPDATE stored SET matched = 1 WHERE seq IN (SELECT seq FROM pairs)")
+        run(
+            "UPDATE planned SET (state, source) = (SELECT stored.state, stored.seq FROM pairs JOIN stored "
+            "ON stored.seq = pairs.seq WHERE pairs.row = planned.row) WHERE row IN (SELECT row FROM pairs)"
+        )
+        run("DELETE FROM pairs")
+
+    # -- asking -----------------------------------------------------------------------------------------------
+
+    def pending(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
+        """Rows from index `start` up to `stop` that are not done, in order, with their rollout ids.
+
+        Rows may be marked meanwhile; a row is looked at when its turn comes, a few hundred at a time.
+        """
+        end = (1 << 62) if stop is None else stop
+        while True:
+            with _told():
+                rows = self._db.execute(
+                    "SELECT row, offset, key, detail, copy FROM planned "
+                    f"WHERE row >= ? AND row < ? AND state < {_FIRST_DONE} ORDER BY row LIMIT {_CHUNK}",
+                    (start, end),
+                ).fetchall()
+            for index, offset, key, detail, copy in rows:
+                yield PlannedRow(index, offset, key, detail, f"{detail.hex()}-{copy}")
+            if len(rows) < _CHUNK:
+                return
+            start = rows[-1][0] + 1
+
+    def done_indices(self) -> Iterator[int]:
+        """Indices of the rows that are done, ascending."""
+        start = -(1 << 62)
+        while True:
+            with _told():
+                rows = self._db.execute(
+                    f"SELECT row FROM planned WHERE row >= ? AND state >= {_FIRST_DONE} ORDER BY row LIMIT {_CHUNK}",
+                    (start,),
+                ).fetchall()
+            for (index,) in rows:
+                yield index
+            if len(rows) < _CHUNK:
+                return
+            start = rows[-1][0] + 1
+
+    def state(self, index: int) -> str:
+        """How a row stands: `pending` or one of the recorded states. `KeyError` for an index outside the plan."""
+        with _told():
+            found = self._db.execute("SELECT state FROM planned WHERE row = ?", (index,)).fetchone()
+        if found is None:
+            raise KeyError(f"row {index} is not in the plan")
+        return _STATES[found[0]]
+
+    def place(self, index: int) -> str | None:
+        """Where the record that decides a row's state was stored, if it was stored before this start."""
+        with _told():
+            found = self._db.execute(
+                "SELECT place FROM planned JOIN stored ON seq = source WHERE row = ?", (index,)
+            ).fetchone()
+        return None if found is None else str(found[0])
+
+    def mark(self, index: int, state: str) -> None:
+        """Note that a row was recorded as `state`."""
+        before = self.state(index)
+        with _told():
+            self._db.execute("UPDATE planned SET state = ? WHERE row = ?", (_CODES[state], index))
+        self._counts[before] -= 1
+        self._counts[state] += 1
+
+    def counts(self) -> dict[str, int]:
+        """Rows in each state, `pending` included; they add up to the plan."""
+        return dict(self._counts)
+
+    @property
+    def total(self) -> int:
+        """Rows planned so far."""
+        with _told():
+            return int(self._db.execute("SELECT COUNT(*) FROM planned").fetchone()[0])
+
+    @property
+    def done_count(self) -> int:
+        """Rows that are done."""
+        return sum(self._counts[state] for state in DONE_STATES)
+
+    def is_pending(self, rollout_id: str) -> bool:
+        """Whether a row of this plan has that rollout id and is not done."""
+        detail, _, copy = rollout_id.rpartition("-")
+        try:
+            wanted = (bytes.fromhex(detail), int(copy))
+        except ValueError:
+            return False
+        with _told():
+            found = self._db.execute(
+                f"SELECT 1 FROM planned WHERE detail = ? AND copy = ? AND state < {_FIRST_DONE}", wanted
+            ).fetchone()
+        return found is not None
+
+    def batches(self, size: int) -> Iterator[BatchCount]:
+        """How the rows of each batch of `size` stand, in order of the batches."""
+        discarded = _CODES["discarded"]
+        with _told():
+            yield from map(
+                BatchCount._make,
+                self._db.execute(
+                    f"SELECT row / {size:d}, SUM(state > 0), SUM(state >= {_FIRST_DONE} AND source IS NOT NULL), "
+                    f"SUM(state = {discarded}) FROM planned GROUP BY row / {size:d}"
+                ),
+            )
+
+    def close(self) -> None:
+        """Drop the ledger. May be called twice."""
+        self._db.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StorageFullError(
+            f"the ledger could not be kept in the folder for temporary files: {error}. "
+            "Make room there, or set TMPDIR to another folder; then resume."
+        ) from error

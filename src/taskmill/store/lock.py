@@ -1,0 +1,150 @@
+"""One writer a run: an advisory lock that says who holds it and dies with its holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from taskmill.errors import RunLockedError
+from taskmill.store.files import open_lock_file, storage_error
+
+_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+_PATIENCE = 20
+"""Tries, 10 ms apart, for a holder that has the lock but has not written its name yet."""
+
+
+class Holder(Struct, frozen=True):
+    """Who holds a lock. `started` tells a process from a later one that was given the same pid."""
+
+    pid: int
+    host: str
+    since: str
+    started: str = ""
+
+    def is_alive(self) -> bool:
+        """Whether the process lives, as far as it can be known: one on another host is taken to."""
+        if self.host != socket.gethostname():
+            return True
+        return bool(self.started) and _start_of(self.pid) == self.started
+
+
+class RunLock:
+    """The lock of a run directory.
+
+    The kernel's `flock` decides, so the lock ends with its holder, however that died, and holds between threads
+    and processes alike. The text in the file is for people; it decides only where a file system has no locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock, from a dead holder if need be. Raises `RunLockedError` naming the living one."""
+        fd = open_lock_file(self.path)
+        try:
+            for _ in range(_PATIENCE):
+                if self._try(fd):
+                    break
+                holder = _read(fd)
+                if holder is not None and holder.is_alive():
+                    raise RunLockedError(_refusal(self.path, holder))
+                time.sleep(0.01)
+            else:
+                raise RunLockedError(_refusal(self.path, None))
+            _write(fd, self.path)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let go. May be called twice. The file stays, empty: removing it would let two holders in at once."""
+        if self._fd < 0:
+            return
+        try:
+            os.ftruncate(self._fd, 0)
+        except OSError:
+            pass  # a full or vanished disk must not keep a run from ending; the text names a dead process then
+        os.close(self._fd)
+        self._fd = -1
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock now, without touching it; `None` if nobody alive does."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            holder = _read(fd)
+        finally:
+            os.close(fd)
+        return holder if holder is not None and holder.is_alive() else None
+
+    def _try(self, fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise storage_error(self.path, error, "locked") from error
+            holder = _read(fd)
+            return holder is None or not holder.is_alive()
+        return True
+
+
+def _read(fd: int) -> Holder | None:
+    try:
+        return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
+    except msgspec.DecodeError:
+        return None
+
+
+def _write(fd: int, path: Path) -> None:
+    pid = os.getpid()
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    holder = Holder(pid, socket.gethostname(), since, _start_of(pid))
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, msgspec.json.encode(holder), 0)
+    except OSError as error:
+        raise storage_error(path, error, "locked") from error
+
+
+def _refusal(path: Path, holder: Holder | None) -> str:
+    who = (
+        f"process {holder.pid} on host {holder.host!r}, since {holder.since}"
+        if holder is not None
+        else "another process, which has not written its name"
+    )
+    return (
+        f"the run in {str(path.parent)!r} is being written by {who}. "
+        f"Wait for it or stop it; if it is surely gone, remove {str(path)!r}."
+    )
+
+
+def _start_of(pid: int) -> str:
+    """When a process started, in a form that only compares: empty if there is none. Not moved by clock changes."""
+    if sys.platform == "linux":
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                # The name in parentheses may hold anything; the 20th field after it is the start in clock ticks.
+                return file.read().rpartition(b")")[2].split()[19].decode()
+        except (OSError, IndexError):
+            return ""
+    import psutil
+
+    try:
+        return str(round(psutil.Process(pid).create_time()))
+    except psutil.Error:
+        return ""

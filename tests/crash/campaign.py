@@ -1,0 +1,215 @@
+"""Kills real batches at random moments until enough kills are done, and checks what is left.
+
+What must hold after the last resume: every row is stored exactly once; nothing that was acknowledged before a
+kill is missing; no model call whose answer the journal had acknowledged was made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from taskmill.testing.endpoint import FakeEndpoint, Step, answer, call, refusal
+
+ROWS = 30
+COPIES = 3
+LONGEST = 60.0
+"""Seconds one child may take: far more than it needs, so that a hang is an error and not a wait."""
+
+
+@dataclass
+class Result:
+    """What a campaign came to."""
+
+    runs: int = 0
+    kills: int = 0
+    torn: int = 0
+    calls: int = 0
+    acknowledged_calls: int = 0
+    acknowledged_rows: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class Endpoint:
+    """Two turns for each prompt, every answer with a mark of its own; some prompts fail for a while."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.asked: Counter[str] = Counter()
+        self.forbidden: set[str] = set()
+        self.faults: list[str] = []
+        self.refusing = True
+
+    def __call__(self, body: dict[str, Any]) -> Step:
+        messages = body["messages"]
+        prompt = next(m["content"] for m in messages if m["role"] == "user")
+        turn = sum(m["role"] == "assistant" for m in messages)
+        name = prompt.replace(" ", "-")
+        mark = f"{name}-turn{turn}"
+        self.asked[mark] += 1
+        if mark in self.forbidden and not prompt.startswith("copy"):
+            self.faults.append(f"{mark} was asked for again after its answer was acknowledged")
+        if prompt.startswith("flaky") and turn == 1 and self.refusing:
+            return refusal(400, "not today")
+        latency = self.dice.uniform(0, 0.012)
+        reasoning = None if prompt.startswith("plain") else "thinking"
+        if turn == 0:
+            return answer(
+                "", calls=[call("add", {"a": 1, "b": 2}, id=mark)], reasoning=reasoning, latency=latency
+            )
+        return answer(mark, reasoning=reasoning, latency=latency)
+
+
+def prompts() -> list[str]:
+    kinds = ["row", "row", "plain", "flaky"]
+    return [f"{kinds[i % len(kinds)]} {i}" for i in range(ROWS)] + ["copy"] * COPIES
+
+
+async def campaign(directory: Path, *, kills: int, seed: int) -> Result:
+    """Batch after batch under `directory`, each killed until it gets through, until `kills` kills are done."""
+    result = Result()
+    dice = random.Random(seed)
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    zygote = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("zygote.py")),
+        str(writing),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        pass_fds=[writing],
+    )
+    os.close(writing)
+    os.set_blocking(reading, False)
+    try:
+        while result.kills < kills and not result.faults:
+            result.runs += 1
+            await _one_batch(zygote, reading, directory / f"run{result.runs}", dice, result, kills)
+    finally:
+        os.close(reading)
+        assert zygote.stdin is not None
+        zygote.stdin.close()
+        await asyncio.wait_for(zygote.wait(), LONGEST)
+    return result
+
+
+async def _one_batch(
+    zygote: asyncio.subprocess.Process, report: int, directory: Path, dice: random.Random, result: Result, kills: int
+) -> None:
+    directory.mkdir(parents=True)
+    dataset = directory / "prompts.jsonl"
+    dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
+    script = Endpoint(dice)
+    rows: set[int] = set()
+    # A batch that is always killed early would never end: after enough kills it may run through.
+    patience = 12
+    async with FakeEndpoint(script) as endpoint:
+        while True:
+            killing = patience > 0 and result.kills < kills
+            script.refusing = killing
+            job = {
+                "dataset": str(dataset),
+                "directory": str(directory),
+                "base_url": endpoint.url,
+                "batch_size": dice.choice([1, 4, 7]),
+                "workers": dice.choice([1, 3, 8]),
+                "distribution": "none",
+                "die_at": dice.randint(1, 120) if killing and dice.random() < 0.5 else 0,
+                "torn": dice.random(),
+            }
+            status = await _one_child(zygote, job, dice.uniform(0.02, 0.35) if killing else None)
+            said = _drain(report)
+            finished = ["finished"] in said
+            for line in said:
+                if line[0] == "call":
+                    script.forbidden.add(line[1])
+                    result.acknowledged_calls += 1
+                elif line[0] == "row" and line[2] != "failed":
+                    rows.add(line[1])
+                    result.acknowledged_rows += 1
+                elif line[0] == "error":
+                    result.faults.append(f"a child ended with {line[1]}")
+            if os.WIFSIGNALED(status):
+                result.kills += 1
+                patience -= 1
+                result.torn += bool(job["die_at"])
+                result.faults += _missing(directory, rows)
+            if result.faults or (finished and not killing):
+                break
+        result.calls += sum(script.asked.values())
+        result.faults += script.faults
+    result.faults += _check(directory, script, rows)
+
+
+async def _one_child(zygote: asyncio.subprocess.Process, job: dict[str, Any], kill_after: float | None) -> int:
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+    zygote.stdin.write((json.dumps(job) + "\n").encode())
+    pid = json.loads(await zygote.stdout.readline())["pid"]
+    ending = asyncio.ensure_future(zygote.stdout.readline())
+    done, _ = await asyncio.wait([ending], timeout=LONGEST if kill_after is None else kill_after)
+    if not done:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return int(json.loads(await asyncio.wait_for(ending, LONGEST))["status"])
+
+
+def _drain(report: int) -> list[list[Any]]:
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(report, 1 << 16):
+            data += chunk
+    return [json.loads(line) for line in data.splitlines() if line.endswith(b"]")]
+
+
+def _stored(directory: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted((directory / "crash").glob("batch_*.jsonl")):
+        found += [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1] if _is_json(line)]
+    outcomes = directory / "crash" / "outcomes.jsonl"
+    if outcomes.exists():
+        lines = [line for line in outcomes.read_bytes().split(b"\n")[:-1] if _is_json(line)]
+        found += [row for row in map(json.loads, lines) if row["state"] == "discarded"]
+    return found
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _missing(directory: Path, rows: set[int]) -> list[str]:
+    stored = {row["prompt_index"] for row in _stored(directory)}
+    return [f"row {index} was acknowledged and is missing" for index in sorted(rows - stored)]
+
+
+def _check(directory: Path, script: Endpoint, rows: set[int]) -> list[str]:
+    stored = Counter(row["prompt_index"] for row in _stored(directory))
+    faults = [f"row {index} is stored {count} times" for index, count in stored.items() if count != 1]
+    faults += [f"row {index} is missing" for index in range(len(prompts())) if index not in stored]
+    faults += _missing(directory, rows)
+    statistics = json.loads((directory / "crash" / "statistics.json").read_text())
+    outcomes = statistics["outcomes"]
+    plain = sum(prompt.startswith("plain") for prompt in prompts())
+    expected = {"completed": len(prompts()) - plain, "discarded": plain}
+    if {state: count for state, count in outcomes.items() if count} != expected:
+        faults.append(f"outcomes are {outcomes}, not {expected}")
+    merged = (directory / "crash" / "trajectories.jsonl").read_bytes().splitlines()
+    if len(merged) != len(prompts()) - plain:
+        faults.append(f"trajectories.jsonl has {len(merged)} rows, not {len(prompts()) - plain}")
+    # What the bill says is what the endpoint answered and nobody lost: at least the calls of every row.
+    if statistics["api_calls"] < 2 * len(prompts()):
+        faults.append(f"the bill has {statistics['api_calls']} calls for {len(prompts())} rows of two")
+    return faults
