@@ -43,7 +43,9 @@ def run() -> list[tuple[str, float, float | None]]:
     """Rows of the benchmark table: name, ratio, goal."""
     with fake_endpoint("--script", "answer", "--latency", str(LATENCY)) as url:
         ideal = ROWS * LATENCY / WORKERS
-        return [("wall time of 2,000 rows by 500 workers / ideal", asyncio.run(wall_seconds(url)) / ideal, GOAL)]
+        return [
+            ("wall time of 2,000 rows by 500 workers / ideal", asyncio.run(wall_seconds(url)) / ideal, GOAL)
+        ]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -24,6 +24,7 @@ from taskmill.programs.row import usage_fields
 from taskmill.programs.sharegpt import to_sharegpt
 from taskmill.records import Message, Trace
 from taskmill.sandbox.base import SandboxFactory, SandboxLimits
+from taskmill.sandbox.choose import Kind
 from taskmill.tools.base import Tool, ToolContext
 
 _log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class AIAgent:
         tools: Sequence[Tool] = (),
         cwd: str | None = None,
         image: str | None = None,
-        sandbox: str = "auto",
+        sandbox: Kind = "auto",
         sandbox_limits: SandboxLimits | None = None,
         memory_path: str | Path | None = None,
         temperature: float | None = None,
@@ -120,7 +121,9 @@ class AIAgent:
         self._own_tools = tuple(tools)
         self._cwd = cwd
         self._image = image
-        self._sandbox_kind = sandbox
+        if sandbox not in get_args(Kind):
+            raise ConfigurationError(f"sandbox={sandbox!r} must be one of {', '.join(get_args(Kind))}")
+        self._sandbox_kind: Kind = sandbox
         self._sandbox_limits = sandbox_limits or SandboxLimits()
         self._memory_path = Path(memory_path) if memory_path is not None else None
         self._given_model = model
@@ -292,7 +295,7 @@ class AIAgent:
         context = self._contexts.get(task_id)
         if context is None:
             if self._sandboxes is None:
-                from taskmill.sandbox import open_sandboxes
+                from taskmill.sandbox.choose import open_sandboxes
 
                 self._directory = Path(tempfile.mkdtemp(prefix="taskmill-"))
                 self._sandboxes = open_sandboxes(

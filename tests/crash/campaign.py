@@ -103,7 +103,12 @@ async def campaign(directory: Path, *, kills: int, seed: int) -> Result:
 
 
 async def _one_batch(
-    zygote: asyncio.subprocess.Process, report: int, directory: Path, dice: random.Random, result: Result, kills: int
+    zygote: asyncio.subprocess.Process,
+    report: int,
+    directory: Path,
+    dice: random.Random,
+    result: Result,
+    kills: int,
 ) -> None:
     directory.mkdir(parents=True)
     dataset = directory / "prompts.jsonl"
@@ -150,7 +155,9 @@ async def _one_batch(
     result.faults += _check(directory, script, rows)
 
 
-async def _one_child(zygote: asyncio.subprocess.Process, job: dict[str, Any], kill_after: float | None) -> int:
+async def _one_child(
+    zygote: asyncio.subprocess.Process, job: dict[str, Any], kill_after: float | None
+) -> int:
     assert zygote.stdin is not None
     assert zygote.stdout is not None
     zygote.stdin.write((json.dumps(job) + "\n").encode())

@@ -106,7 +106,9 @@ def child(job: dict[str, Any], report: int) -> None:
         output_dir=Path(job["directory"]),
         tools=[add],
         distribution=job["distribution"],
-        on_event=lambda event: say("row", event["prompt_index"], event["state"]) if event["event"] == "recorded" else None,
+        on_event=lambda event: (
+            say("row", event["prompt_index"], event["state"]) if event["event"] == "recorded" else None
+        ),
     )
     asyncio.run(runner.run(resume=True))
     say("finished")

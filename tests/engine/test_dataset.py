@@ -33,7 +33,9 @@ def test_a_line_ends_at_the_newline_byte_and_nowhere_else(tmp_path: Path) -> Non
 
 
 def test_a_byte_order_mark_blank_lines_and_a_missing_last_newline_are_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.jsonl", b'\xef\xbb\xbf{"prompt": "a"}', b"", b"  \t", b'{"prompt": "b"}', end=b"")
+    path = write(
+        tmp_path / "p.jsonl", b'\xef\xbb\xbf{"prompt": "a"}', b"", b"  \t", b'{"prompt": "b"}', end=b""
+    )
 
     assert index(path) == (["a", "b"], [])
 
@@ -71,7 +73,9 @@ def test_an_odd_row_is_skipped_with_its_line_and_a_reason(tmp_path: Path, line: 
 
 
 def test_other_fields_are_kept_and_the_special_ones_are_found() -> None:
-    row = parse_row(b'{"prompt": "p", "docker_image": "python:3.12", "cwd": "sub", "id": 7, "tags": ["a", {"b": 1}]}')
+    row = parse_row(
+        b'{"prompt": "p", "docker_image": "python:3.12", "cwd": "sub", "id": 7, "tags": ["a", {"b": 1}]}'
+    )
 
     assert (row.prompt, row.image, row.cwd) == ("p", "python:3.12", "sub")
     assert row.extra == {"id": 7, "tags": ["a", {"b": 1}]}

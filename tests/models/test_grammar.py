@@ -7,7 +7,6 @@ import random
 
 import msgspec
 import pytest
-from gbnf import Speaker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,8 @@ from taskmill.errors import ConfigurationError
 from taskmill.models.grammar import Bounds, literal, offered_schema, turn_grammar, value_grammar
 from taskmill.models.plainchat import read_turn
 from taskmill.records import ToolSpec
+
+from .gbnf import Speaker
 
 NAMES = st.text(st.sampled_from('abcXY_ "\\é\n'), min_size=1, max_size=6)
 SCALARS = st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=5)
@@ -157,7 +158,7 @@ def test_an_answer_holds_no_tag_and_has_at_most_the_sentences_allowed() -> None:
         said = speaker.say()
         assert "<think" not in said
         assert "</" not in said
-        assert len(said) <= 1 + 3 * (2 * 20 + 2)
+        assert len(said) <= 1 + 3 * (20 + 1)
 
 
 def test_without_thoughts_there_is_no_think_block() -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
 
 from taskmill.batch.settings import BatchSettings
 from taskmill.engine.summary import StoredSample, Totals
+from taskmill.models.base import Model
 from taskmill.programs.row import NOT_JSON, row_fault, usage_fields
+from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
+
+CHUNK_BYTES = 1 << 16
 
 OUTCOMES = ("completed", "partial", "discarded", "failed", "cancelled", "pending")
 
@@ -93,7 +99,7 @@ def statistics(
         "errors": dict(totals.errors),
         "api_calls": totals.calls,
         "tokens": usage_fields(totals.usage),
-        "cost": round(totals.cost, 9),
+        "cost": None if totals.calls and totals.unpriced_calls == totals.calls else round(totals.cost, 9),
         "unpriced_calls": totals.unpriced_calls,
         "skipped_lines": skipped_lines,
         "stored_but_not_in_dataset": surplus,
@@ -103,6 +109,30 @@ def statistics(
     }
 
 
+def checkpoint(run_name: str, ledger: Ledger, batch_size: int) -> Iterator[bytes]:
+    """The checkpoint as pieces of one JSON object, so that its long lists are never held whole."""
+    head = {"run_name": run_name, "last_updated": now(), "outcomes": ledger.counts()}
+    yield msgspec.json.encode(head)[:-1] + b',\n"completed_prompts":['
+    yield from _joined(b"%d" % index for index in ledger.done_indices())
+    yield b'],\n"batch_stats":{'
+    yield from _joined(
+        b'\n"%d":{"processed":%d,"skipped":%d,"discarded_no_reasoning":%d}'
+        % (count.batch, count.recorded - count.reused, count.reused, count.discarded)
+        for count in ledger.batches(batch_size)
+    )
+    yield b"}}\n"
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces with commas between them, in chunks worth writing."""
+    chunk, separator = bytearray(), b""
+    for piece in pieces:
+        chunk += separator + piece
+        separator = b","
+        if len(chunk) > CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk)
 
 
 def session_seconds(sessions: Iterable[Mapping[str, Any]]) -> float:
@@ -123,6 +153,28 @@ def session_seconds(sessions: Iterable[Mapping[str, Any]]) -> float:
             total += max(0.0, (moment - started).total_seconds())
             started = None
     return total
+
+
+def endpoint_history(model: Model) -> dict[str, Any]:
+    """How many calls the endpoint was given at once and why that changed, where the model keeps count."""
+    limit = getattr(model, "limit", None)
+    return {} if limit is None else dict(msgspec.to_builtins(limit.snapshot()))
+
+
+def last_write(path: Path) -> str | None:
+    """When a run's folder was last written to, before this process touches it."""
+    if not path.is_dir():
+        return None
+    newest = max((entry.stat().st_mtime for entry in path.iterdir() if entry.is_file()), default=None)
+    return None if newest is None else datetime.fromtimestamp(newest, UTC).isoformat(timespec="milliseconds")
+
+
+def public_url(url: str | None) -> str | None:
+    """An address without what may be secret in it: user, password, query."""
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def now() -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from taskmill.engine.recall import recall
 from taskmill.engine.summary import StoredSample
-from taskmill.sandbox import describe
+from taskmill.sandbox.choose import describe
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
 

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
 from taskmill.engine.dataset import PromptRow, extra_json, task_fields
+from taskmill.errors import SandboxError
 from taskmill.models.base import Model
 from taskmill.models.journaled import Journaled
-from taskmill.programs.agent import AgentRun, AgentSettings
+from taskmill.programs.agent import AgentRun, AgentSettings, error_record
 from taskmill.programs.row import trajectory_row, usage_fields
-from taskmill.records import State, Trace, Usage
+from taskmill.records import Message, State, Trace, Usage
 from taskmill.sandbox.base import SandboxFactory
 from taskmill.store.journal import CallJournal
 from taskmill.store.ledger import PlannedRow
@@ -62,9 +63,7 @@ class RowMill:
         rollout_id = planned.rollout_id
         toolsets, tools = self._toolkit.draw(rollout_id)
         sandbox = self._sandboxes.create(rollout_id, image=row.image, cwd=row.cwd)
-        box = ToolBox(
-            tools, ToolContext(rollout_id, sandbox), result_limit=self._settings.tool_result_limit
-        )
+        box = ToolBox(tools, ToolContext(rollout_id, sandbox), result_limit=self._settings.tool_result_limit)
         agent = AgentRun(
             rollout_id=rollout_id,
             prompt=row.prompt,
@@ -77,6 +76,19 @@ class RowMill:
             toolsets=toolsets,
         )
         return RowRun(agent, box, self._settings.discard_without_reasoning)
+
+    def refused(self, planned: PlannedRow, row: PromptRow, error: SandboxError) -> Rolled:
+        """A row whose sandbox can't be had: it failed before anything was said."""
+        trace = Trace(
+            id=planned.rollout_id,
+            state="failed",
+            messages=(Message("user", row.prompt),),
+            task=task_fields(row),
+            model=self._model.name,
+            stop_reason="error",
+            errors=(error_record(error),),
+        )
+        return Rolled(trace, "failed", "")
 
     def record(
         self,
@@ -98,7 +110,7 @@ class RowMill:
             task_key=planned.key.hex(),
             task_detail=planned.detail.hex(),
             row_fields=extra_json(row),
-            also={"billed": billed(rolled.trace, billed_before)},
+            billed=billed(rolled.trace, billed_before),
         )
 
 

@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,16 +14,16 @@ import msgspec
 from msgspec.structs import replace
 
 from taskmill import __version__
-from taskmill.batch.finish import merge, now, session_seconds, statistics
+from taskmill.batch.finish import checkpoint, endpoint_history, merge, now, session_seconds, statistics
 from taskmill.batch.rows import Rolled, RowMill
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
-from taskmill.engine.dataset import DatasetReader, PromptRow, SkippedLine
+from taskmill.engine.dataset import DatasetReader, PromptRow
 from taskmill.engine.gate import FailureGate
 from taskmill.engine.progress import Progress
 from taskmill.engine.recall import PriorAttempts, recall
 from taskmill.engine.scheduler import run_lanes
-from taskmill.errors import RunAbortedError, StoreError
+from taskmill.errors import RunAbortedError, SandboxError, StoreError
 from taskmill.models.base import Model
 from taskmill.programs.agent import error_record
 from taskmill.records import ErrorRecord, State
@@ -53,7 +52,9 @@ class BatchRun:
         toolkit: Toolkit,
         model: Model,
         sandboxes: SandboxFactory,
+        confinement: str,
         skipped: int,
+        last_write: str | None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -62,7 +63,9 @@ class BatchRun:
         self._toolkit = toolkit
         self._model = model
         self._sandboxes = sandboxes
+        self._confinement = confinement
         self._skipped = skipped
+        self._last_write = last_write
         self._gate = FailureGate(settings.max_failures)
         self._prior = PriorAttempts()
         self._settlement = Settlement(0, 0)
@@ -79,7 +82,13 @@ class BatchRun:
         reused = ledger.done_count
         self._plan_checkpoint(reused)
         self._progress.begin(ledger.total, reused)
-        self._note_session("start", pid=os.getpid(), host=socket.gethostname(), version=__version__)
+        self._note_session(
+            "start",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            version=__version__,
+            last_write=self._last_write,
+        )
         outcome = "failed"
         try:
             await self._run_pending()
@@ -143,9 +152,14 @@ class BatchRun:
             self._directory.close_shard(number)
 
     async def _run_row(self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int) -> None:
-        run = mill.start(planned, row)
         record = partial(self._record, mill, planned, row, batch)
         self._progress.in_flight += 1
+        try:
+            run = mill.start(planned, row)
+        except SandboxError as error:
+            self._progress.in_flight -= 1
+            record(mill.refused(planned, row, error))
+            return
         try:
             await run.drive()
         except asyncio.CancelledError:
@@ -161,16 +175,12 @@ class BatchRun:
         finally:
             self._progress.in_flight -= 1
 
-    def _record(
-        self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int, rolled: Rolled
-    ) -> None:
+    def _record(self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int, rolled: Rolled) -> None:
         """Store how a row ended. One write, done when this returns; acknowledged once it is on disk."""
         trace, state, reason = rolled
         rollout_id = planned.rollout_id
         attempt, recorded_calls = self._prior.of(rollout_id)
-        fields = mill.record(
-            rolled, planned, row, batch=batch, timestamp=now(), billed_before=recorded_calls
-        )
+        fields = mill.record(rolled, planned, row, batch=batch, timestamp=now(), billed_before=recorded_calls)
         if state in ("completed", "partial"):
             acknowledged = self._directory.append_row(batch, encode_row(fields))
         else:
@@ -183,6 +193,7 @@ class BatchRun:
             "prompt_index": planned.index,
             "rollout_id": rollout_id,
             "batch": batch,
+            "prompt": row.prompt[: self._settings.log_prefix_chars],
             "reason": reason or trace.stop_reason,
             "calls": fields["billed"]["calls"],
             "tool_calls": len(trace.tool_events),
@@ -219,9 +230,7 @@ class BatchRun:
     def _write_checkpoint(self) -> None:
         self._plan_checkpoint(self._progress.reused + self._progress.finished)
         self._directory.write_checkpoint(
-            {"run_name": self._settings.run_name, "last_updated": now()},
-            completed_prompts=self._ledger.done_indices(),
-            batch_stats=self._ledger.batch_stats(self._settings.batch_size),
+            checkpoint(self._settings.run_name, self._ledger, self._settings.batch_size)
         )
 
     async def _write_results(self) -> None:
@@ -236,9 +245,11 @@ class BatchRun:
                 surplus=self._settlement.surplus,
                 skipped_lines=self._skipped,
                 known_tools=self._toolkit.known_tools,
-                seconds=session_seconds(self._directory.read_sessions()),
-                endpoint=getattr(self._model, "snapshot", dict)(),
-                sandbox=self._sandboxes.kind,
+                seconds=session_seconds(
+                    msgspec.json.decode(line) for _, line in self._directory.read_sessions()
+                ),
+                endpoint=endpoint_history(self._model),
+                sandbox=self._confinement,
             )
         )
 

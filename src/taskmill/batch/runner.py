@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
+from taskmill.batch.finish import last_write, public_url
 from taskmill.batch.run import BatchRun
 from taskmill.batch.settings import POLICY_FIELDS, BatchSettings, check_settings
 from taskmill.batch.toolkit import OWN, Toolkit, chances_of
@@ -19,8 +20,8 @@ from taskmill.models.base import Model
 from taskmill.models.choose import open_model
 from taskmill.models.endpoint import Timeouts
 from taskmill.models.retry import RetryPolicy
-from taskmill.sandbox import describe, open_sandboxes
 from taskmill.sandbox.base import SandboxLimits
+from taskmill.sandbox.choose import describe, open_sandboxes
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
 from taskmill.tools.base import Tool
@@ -193,8 +194,9 @@ class BatchRunner:
                 chances=dict(chances_of(settings.distribution)),
                 own_tools=[tool.spec.name for tool in self._tools],
                 mcp_servers=sorted(self._mcp_servers),
-                base_url=self._base_url,
+                base_url=public_url(self._base_url),
             )
+            written = last_write(self.path)
             opened = directory.open_for_writing(stored, resume=resume, policy_fields=POLICY_FIELDS)
             stack.push_async_callback(directory.close)
             for repair in opened.repairs:
@@ -205,7 +207,8 @@ class BatchRunner:
             sandboxes = open_sandboxes(
                 settings.sandbox, directory=self.path / "workspaces", limits=self._sandbox_limits()
             )
-            self.progress.tell("note", message=f"sandbox: {describe(settings.sandbox)}")
+            confinement = describe(settings.sandbox)
+            self.progress.tell("note", message=f"sandbox: {confinement}")
             run = BatchRun(
                 settings,
                 ledger=ledger,
@@ -214,7 +217,9 @@ class BatchRunner:
                 toolkit=toolkit,
                 model=model,
                 sandboxes=sandboxes,
+                confinement=confinement,
                 skipped=skipped,
+                last_write=written,
             )
             await run.carry_out()
 

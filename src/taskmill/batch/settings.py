@@ -107,7 +107,9 @@ class BatchSettings(_Strict):
     @classmethod
     def _is_one_folder(cls, name: str) -> str:
         if not name.strip() or name in (".", "..") or any(c in name for c in "/\\\0") or len(name) > 200:
-            raise ValueError(f"{name!r} must be the name of one folder: no '/', no '..', at most 200 characters")
+            raise ValueError(
+                f"{name!r} must be the name of one folder: no '/', no '..', at most 200 characters"
+            )
         return name
 
     def reasoning(self) -> Reasoning | None:

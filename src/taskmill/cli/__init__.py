@@ -17,8 +17,14 @@ COMMANDS = {
     "status": ("taskmill.cli.status:status", "What a run has done, what failed and why, what was in flight."),
     "export": ("taskmill.cli.export:export", "Turn a run into ShareGPT, chat messages or Parquet."),
     "distributions": ("taskmill.cli.catalog:distributions", "The toolset distributions, with their chances."),
-    "tools": ("taskmill.cli.catalog:tools", "The tools an agent can be offered, and what is missing for the others."),
-    "models": ("taskmill.cli.catalog:models", "The models there are without an endpoint; 'fetch' gets the embedded one."),
+    "tools": (
+        "taskmill.cli.catalog:tools",
+        "The tools an agent can be offered, and what is missing for the others.",
+    ),
+    "models": (
+        "taskmill.cli.catalog:models",
+        "The models there are without an endpoint; 'fetch' gets the embedded one.",
+    ),
 }
 
 

@@ -249,8 +249,10 @@ async def _run(runner: Any, *, resume: bool, quiet: bool) -> int:
 def _report(runner: Any, problem: Exception | None, interrupted: list[int], quiet: bool) -> int:
     progress = runner.progress
     states = dict(progress.states)
-    unfinished = progress.total - progress.reused - sum(
-        states.get(state, 0) for state in ("completed", "partial", "discarded")
+    unfinished = (
+        progress.total
+        - progress.reused
+        - sum(states.get(state, 0) for state in ("completed", "partial", "discarded"))
     )
     code = EXIT_OK
     if interrupted:
@@ -265,7 +267,9 @@ def _report(runner: Any, problem: Exception | None, interrupted: list[int], quie
                 "total": progress.total,
                 "reused": progress.reused,
                 "states": states,
-                "error": None if problem is None else {"type": type(problem).__name__, "message": str(problem)},
+                "error": None
+                if problem is None
+                else {"type": type(problem).__name__, "message": str(problem)},
                 "path": str(runner.path),
             }
         )
@@ -273,7 +277,10 @@ def _report(runner: Any, problem: Exception | None, interrupted: list[int], quie
     if problem is not None:
         print(f"taskmill: {problem}", file=sys.stderr)
     if progress.total:
-        print(f"{progress_line(progress)}  in {duration(progress.elapsed)}, {money(progress.cost)}", file=sys.stderr)
+        print(
+            f"{progress_line(progress)}  in {duration(progress.elapsed)}, {money(progress.cost)}",
+            file=sys.stderr,
+        )
     if code == EXIT_OK:
         print(f"trajectories: {runner.path / 'trajectories.jsonl'}")
     elif progress.total:
@@ -317,7 +324,11 @@ def _reasoning(effort: str | None, off: bool) -> dict[str, Any] | None:
 
 
 def _split(values: list[str] | None) -> list[str] | None:
-    return None if values is None else [part.strip() for value in values for part in value.split(",") if part.strip()]
+    return (
+        None
+        if values is None
+        else [part.strip() for value in values for part in value.split(",") if part.strip()]
+    )
 
 
 def _read_config(path: Path | None) -> dict[str, Any]:
@@ -350,6 +361,3 @@ def _register_distributions(tables: Any) -> None:
 
     for name, chances in tables.items():
         register_distribution(name, chances)
-
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from taskmill.cli import EXIT_OK
@@ -44,7 +45,7 @@ def tools(*, json: Annotated[bool, FLAG] = False) -> int:
     json
         Write JSON, with the schema of each tool's arguments.
     """
-    from taskmill.sandbox import describe
+    from taskmill.sandbox.choose import describe
     from taskmill.tools import TOOLSETS
 
     found: list[dict[str, Any]] = []
@@ -96,9 +97,10 @@ def models(action: Literal["list", "fetch"] = "list", /, *, json: Annotated[bool
         fetch_embedded()
     found = installed_models()
     if json:
-        print(json_module.dumps(found, default=str))
+        print(msgspec.json.encode(found).decode())
         return EXIT_OK
     for model in found:
-        print(model)
+        where = model.missing or f"{(model.size or 0) / 1e6:.0f} MB at {model.path}"
+        print(f"{model.name}  {where}")
     print("\nany other model: --model NAME --base-url URL, or MODEL_ID, MODEL_BASE_URL and MODEL_API_KEY")
     return EXIT_OK

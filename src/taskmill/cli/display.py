@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from collections.abc import AsyncIterator
 from typing import Any
 
 from taskmill.engine.progress import Progress
@@ -60,12 +59,12 @@ async def shown(progress: Progress, *, quiet: bool) -> AsyncIterator[None]:
         yield
         return
     painter = _paint_live if sys.stderr.isatty() else _print_lines
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(painter(progress))
-        try:
-            yield
-        finally:
-            task.cancel()
+    painting = asyncio.ensure_future(painter(progress))
+    try:
+        yield
+    finally:
+        painting.cancel()
+        await asyncio.wait([painting])
 
 
 async def _paint_live(progress: Progress) -> None:
@@ -78,7 +77,9 @@ async def _paint_live(progress: Progress) -> None:
     def frame() -> Table:
         table = Table.grid(padding=(0, 1))
         table.add_row(
-            ProgressBar(total=max(progress.total, 1), completed=progress.reused + progress.finished, width=24),
+            ProgressBar(
+                total=max(progress.total, 1), completed=progress.reused + progress.finished, width=24
+            ),
             Text(progress_line(progress), no_wrap=True, overflow="ellipsis"),
         )
         return table

@@ -37,8 +37,18 @@ def choose_endpoint(
     chosen = model or environment.get("MODEL_ID") or from_file("model")
     if chosen == "embedded":
         return Endpoint(None, None, None, "the embedded model")
-    url = base_url or environment.get("MODEL_BASE_URL") or environment.get("OPENAI_BASE_URL") or from_file("base_url")
-    key = api_key or environment.get("MODEL_API_KEY") or environment.get("OPENAI_API_KEY") or from_file("api_key")
+    url = (
+        base_url
+        or environment.get("MODEL_BASE_URL")
+        or environment.get("OPENAI_BASE_URL")
+        or from_file("base_url")
+    )
+    key = (
+        api_key
+        or environment.get("MODEL_API_KEY")
+        or environment.get("OPENAI_API_KEY")
+        or from_file("api_key")
+    )
     if key is None and (variable := from_file("api_key_env")):
         key = environment.get(variable)
     if chosen is None and base_url is None and from_file("base_url") is None:

@@ -44,7 +44,7 @@ def parse_row(line: bytes) -> PromptRow:
     """
     value = strict_loads(line)
     if not isinstance(value, dict):
-        raise ValueError(f"not an object but {_kind(value)}: write it as {{\"prompt\": …}}")
+        raise ValueError(f'not an object but {_kind(value)}: write it as {{"prompt": …}}')
     if "prompt" not in value:
         raise ValueError("no field 'prompt'")
     prompt = value.pop("prompt")
@@ -156,5 +156,12 @@ def extra_json(row: PromptRow) -> str:
 
 
 def _kind(value: object) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
     return "null" if value is None else names.get(type(value), type(value).__name__)

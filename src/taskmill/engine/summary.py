@@ -28,7 +28,7 @@ class ReasoningCount(Struct):
 
 
 class Billed(Struct):
-    """The part of a sample's calls that no earlier record of the same rollout holds: what this record adds to the bill."""
+    """What a record adds to the bill: the calls that no earlier record of the same rollout holds."""
 
     calls: int = 0
     usage: Usage = Usage()

@@ -53,7 +53,7 @@ class Timeouts(Struct, frozen=True):
     `total` for all attempts with the waiting between them. All are finite: every wait has an end."""
 
     attempt: float = 600.0
-    connect: float = 15.0
+    connect: float = 30.0
     total: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -108,14 +108,17 @@ class EndpointModel:
         if not self._key.isascii() or not self._key.isprintable() or " " in self._key:
             raise ConfigurationError("api_key holds characters no key has (blanks, line ends, non-ASCII)")
         self._url = _completions_url(base_url)
+        self._proxy = _proxy_for(self._url)
+        passwords = (self._key, self._url.password, self._proxy.password if self._proxy else None)
+        self._secrets = tuple(secret for secret in passwords if secret)
         self._place = str(self._url.with_user(None).with_query(None))
         self._family = family_of(base_url)
         self._without: frozenset[str] = frozenset()
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._proxy = _proxy_for(self._url)
+        self._patience = min(self._timeouts.attempt, self._timeouts.total)
         self._client_timeout = aiohttp.ClientTimeout(
-            total=self._timeouts.attempt, sock_connect=self._timeouts.connect
+            total=self._patience, sock_connect=self._timeouts.connect
         )
 
     @property
@@ -225,7 +228,16 @@ class EndpointModel:
         try:
             return decode_answer(raw)
         except ModelError as error:
-            error.body = self._shown(raw)
+            text = raw.decode("utf-8", "replace")
+            clean = self._redacted(text)
+            error.body = clean[:BODY_KEPT]
+            if clean == text:
+                raise
+        # Read again without the secret, so that no message made of the body holds a part of it either.
+        try:
+            return decode_answer(clean.encode())
+        except ModelError as error:
+            error.body = clean[:BODY_KEPT]
             raise
 
     # -- what went wrong --------------------------------------------------------------------------------------
@@ -237,20 +249,20 @@ class EndpointModel:
                 f"{self._place} redirects to {target!r}; set base_url to where the endpoint really is",
                 status=status,
             )
+        # Redacted before anything is cut, or half a key could stand at the end.
+        text = self._redacted(raw.decode("utf-8-sig", "replace"))
         if status < 300:
-            return MalformedAnswerError(
-                f"{self._place} answered {status}", status=status, body=self._shown(raw)
-            )
-        error = refused(status, read_error(raw), retry_after=retry_after_seconds(headers, time.time()))
-        error.body = self._shown(raw)
-        error.args = (self._redacted(str(error)),)
+            error: ModelError = MalformedAnswerError(f"{self._place} answered {status}", status=status)
+        else:
+            error = refused(status, read_error(text), retry_after=retry_after_seconds(headers, time.time()))
+        error.body = text[:BODY_KEPT]
         return error
 
     def _give_up_waiting(self, error: TimeoutError) -> NoReturn:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             text = f"no connection to {self._place} within {self._timeouts.connect:g} s"
         else:
-            text = f"no answer from {self._place} within {self._timeouts.attempt:g} s"
+            text = f"no answer from {self._place} within {self._patience:g} s"
         raise ModelTimeoutError(text) from error
 
     def _broken(self, error: aiohttp.ClientError) -> ModelError:
@@ -267,12 +279,10 @@ class EndpointModel:
             case _:
                 return MalformedAnswerError(f"{self._place} does not speak HTTP as expected: {text}")
 
-    def _shown(self, raw: bytes) -> str:
-        # Redacted before it is cut, or half a key could stand at the end.
-        return self._redacted(raw[: 2 * BODY_KEPT + len(self._key)].decode("utf-8", "replace"))[:BODY_KEPT]
-
     def _redacted(self, text: str) -> str:
-        return text.replace(self._key, "[key removed]") if self._key else text
+        for secret in self._secrets:
+            text = text.replace(secret, "[key removed]")
+        return text
 
     def _concede(self, error: BadRequestError, request: Request, without: frozenset[str]) -> bool:
         """Whether the refused request is worth sending again without a field this endpoint does not take.

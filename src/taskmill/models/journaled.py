@@ -8,9 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from taskmill.models.base import Completion, Model, Request
+from taskmill.models.wire import storable
 
 if TYPE_CHECKING:
-    from taskmill.store.journal import CallJournal
+    from taskmill.store.journal import CallJournal, JournalEntry
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Completion).decode
@@ -30,7 +31,7 @@ class Journaled:
         self._journal = journal
         self._rollout_id = rollout_id
         self._number = 0
-        self._recorded: list[tuple[str, bytes]] | None = None
+        self._recorded: list[JournalEntry] | None = None
         self._live = False
 
     @property
@@ -46,7 +47,13 @@ class Journaled:
             if kept is not None:
                 return replace(_decode(kept), replayed=True)
         completion = await self._model.complete(request)
-        self._journal.record(self._rollout_id, self._number, digest, _encode(completion))
+        try:
+            encoded = _encode(completion)
+        except UnicodeEncodeError:
+            # An unpaired surrogate can't be stored; what is returned has to be what is replayed later.
+            encoded = _encode(storable(msgspec.to_builtins(completion)))
+            completion = _decode(encoded)
+        self._journal.record(self._rollout_id, self._number, digest, encoded)
         self._number += 1
         return completion
 
@@ -55,21 +62,12 @@ class Journaled:
 
     def _replay(self, digest: str) -> bytes | None:
         if self._recorded is None:
-            self._recorded = self._recall()
+            self._recorded = self._journal.recall(self._rollout_id)
         if self._number < len(self._recorded):
-            recorded, completion = self._recorded[self._number]
-            if recorded == digest:
+            entry = self._recorded[self._number]
+            if entry.number == self._number and entry.digest == digest:
                 self._number += 1
-                return completion
+                return entry.completion
         self._live = True
         self._recorded = None
         return None
-
-    def _recall(self) -> list[tuple[str, bytes]]:
-        calls: list[tuple[str, bytes]] = []
-        for entry in self._journal.recall(self._rollout_id):
-            # A number that comes again is where an earlier replay ended; what followed it then is void.
-            del calls[entry.number :]
-            if entry.number == len(calls):
-                calls.append((entry.digest, entry.completion))
-        return calls

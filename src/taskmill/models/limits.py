@@ -23,6 +23,9 @@ by answers: a refusal comes in milliseconds, an answer may take a minute, and wa
 large pool of workers idle for as many minutes as it takes doublings."""
 
 CUT = 0.5
+GENTLE_CUT = 0.75
+"""For a refusal near the remembered ceiling, where it was to be expected and the truth is close by."""
+
 APPROACH = 0.25
 """After a cut, each round trip moves the limit by this part of its distance to the remembered ceiling, and at
 least by one call: fast far below it, slowly near it, faster again once the ceiling turns out to have moved."""
@@ -122,7 +125,7 @@ class AdaptiveLimit:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # Timers of a loop that is gone never fire.
-            self._loop, self._ramp, self._resume = loop, None, None
+            self._loop, self._ramp, self._resume, self._paused_until = loop, None, None, -math.inf
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append(waiter)
         self._wake()
@@ -189,8 +192,9 @@ class AdaptiveLimit:
         self._cut_at = self._ticket
         self._cuts += 1
         used = min(self._limit, self._in_flight + 1.0)
+        expected = self._ceiling is not None and used >= self._ceiling * 0.8
         self._ceiling = max(1.0, used)
-        self._limit = max(1.0, used * CUT)
+        self._limit = max(1.0, used * (GENTLE_CUT if expected else CUT))
         self._note("refused")
 
     def _pause(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
@@ -199,6 +203,7 @@ class AdaptiveLimit:
         self._paused_until = until
         if self._resume is not None:
             self._resume.cancel()
+        self._loop = loop
         self._resume = loop.call_at(until, self._go_on)
 
     def _go_on(self) -> None:

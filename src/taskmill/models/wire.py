@@ -7,13 +7,14 @@ vendors' names. What isn't an answer raises `MalformedAnswerError`, or the error
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from taskmill.errors import MalformedAnswerError
 from taskmill.models.base import Completion, Request
@@ -68,14 +69,9 @@ def encode_request(
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError:
-        # An unpaired surrogate can only travel as an escape.
-        return json.dumps(body, default=_raw_value).encode()
-
-
-def _raw_value(value: object) -> Any:
-    if isinstance(value, Raw):
-        return json.loads(bytes(value))
-    return dict(value)  # type: ignore[call-overload]
+        # An unpaired surrogate has no bytes of its own, and servers refuse its escape. It goes out as it is stored.
+        encoded: bytes = _encoder.encode(storable(body))
+        return encoded
 
 
 def _message(message: Message, echo: Echo) -> dict[str, Any]:
@@ -122,6 +118,9 @@ class _Function(Struct):
 class _Call(Struct):
     id: str | None = None
     function: _Function | None = None
+    # A few servers leave the nesting out.
+    name: str | None = None
+    arguments: str | None = None
 
 
 class _Said(Struct):
@@ -227,24 +226,22 @@ def decode_answer(raw: bytes) -> Completion:
 
 
 def _read(raw: bytes) -> _Answer:
-    try:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
     try:
         # The standard library takes what strict decoders refuse: unpaired surrogates, NaN, a byte-order mark.
         loose = json.loads(raw.decode("utf-8-sig", errors="replace"))
-    except (ValueError, RecursionError):
-        empty = "an empty body" if not raw.strip() else "something that is not JSON (cut off, or no JSON API)"
-        raise MalformedAnswerError(f"the endpoint answered with {empty}") from None
-    if not isinstance(loose, dict):
-        raise MalformedAnswerError(f"the endpoint answered with a JSON {type(loose).__name__}, not an object")
-    return msgspec.convert(_fitting(loose), _Answer)
+        if isinstance(loose, dict):
+            return msgspec.convert(storable(_fitting(loose)), _Answer)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        what = "an empty body" if not raw.strip() else "something that is not JSON (cut off, or no JSON API)"
+    else:
+        what = f"a JSON {type(loose).__name__}, not an object"
+    raise MalformedAnswerError(f"the endpoint answered with {what}")
 
 
-def read_error(raw: bytes) -> Any:
+def read_error(text: str) -> Any:
     """The body of a refusal: its JSON, or its text."""
-    text = raw.decode("utf-8-sig", errors="replace")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -281,7 +278,10 @@ def _calls(said: _Said, raw: bytes, notes: list[str]) -> tuple[ToolCall, ...]:
     taken: set[str] = set()
     calls: list[ToolCall] = []
     for number, entry in enumerate(entries):
-        if entry is None or entry.function is None:
+        function = entry and (
+            entry.function or (_Function(entry.name, entry.arguments) if entry.name else None)
+        )
+        if entry is None or function is None:
             notes.append(f"entry {number} of tool_calls is null or names no function: skipped")
             continue
         call_id = entry.id
@@ -292,8 +292,8 @@ def _calls(said: _Said, raw: bytes, notes: list[str]) -> tuple[ToolCall, ...]:
                 f"entry {number} of tool_calls had {'no id' if not entry.id else 'an id used before'}"
             )
         taken.add(call_id)
-        arguments = entry.function.arguments
-        calls.append(ToolCall(call_id, entry.function.name or "", "{}" if arguments is None else arguments))
+        arguments = "{}" if function.arguments is None else function.arguments
+        calls.append(ToolCall(call_id, function.name or "", arguments))
     return tuple(calls)
 
 
@@ -329,6 +329,19 @@ def _details_text(details: list[Any]) -> str | None:
 
 
 # -- answers that take some reading ---------------------------------------------------------------------------
+
+
+def storable(value: Any) -> Any:
+    """`value` with unpaired surrogates spelled out as the store spells them: no strict reader takes them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [storable(item) for item in value]
+    if isinstance(value, dict):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value
 
 
 def _fitting(loose: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +411,6 @@ def _fit_call(entry: Any) -> dict[str, Any] | None:
         return None
     function = entry.get("function")
     if not isinstance(function, dict):
-        # A few servers leave the nesting out.
         function = entry if "name" in entry else None
     return {
         "id": _text(entry.get("id")),

@@ -9,13 +9,11 @@ from typing import Any, get_args
 from taskmill.errors import ConfigurationError
 from taskmill.records import Message, Role, ToolCall, ToolSpec
 
-ROLES = get_args(Role)
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def to_chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Messages as dicts: `role`, `content`, and where there are any `reasoning_content`, `tool_calls`,
-    `tool_call_id`, `name`. Arguments stay the text the model wrote.
-    """  # noqa: D205 - the fields are the summary
+    """Messages as dicts; arguments stay the text the model wrote, reasoning stands under `reasoning_content`."""
     return [_to_dict(message) for message in messages]
 
 
@@ -73,10 +71,10 @@ def from_chat(messages: Sequence[Mapping[str, Any] | Message], *, field: str) ->
 def _from_dict(chat: Mapping[str, Any], where: str) -> Message:
     if not isinstance(chat, Mapping):
         raise ConfigurationError(f"{where} must be an object with 'role' and 'content', not {chat!r:.80}")
-    role = chat.get("role")
-    role = "system" if role == "developer" else role
-    if role not in ROLES:
-        raise ConfigurationError(f"{where}: role={role!r} must be one of {', '.join(ROLES)}")
+    said_by = "system" if chat.get("role") == "developer" else chat.get("role")
+    role = next((known for known in ROLES if known == said_by), None)
+    if role is None:
+        raise ConfigurationError(f"{where}: role={said_by!r} must be one of {', '.join(ROLES)}")
     calls = [call for call in chat.get("tool_calls") or () if call is not None]
     name, answers = chat.get("name"), chat.get("tool_call_id")
     return Message(

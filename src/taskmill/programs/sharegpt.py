@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,6 +38,9 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _CALL_BLOCK = re.compile(r"\n?<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 _RESPONSE_BLOCK = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 _THINK_BLOCK = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
+
+_SPACE = " \t\r\n"
+_check_json = msgspec.json.Decoder(Raw).decode
 
 MAX_DEPTH = 200
 """JSON nested deeper than this is kept as a string: few readers take more."""
@@ -157,19 +161,21 @@ def _escape(text: str) -> str:
 
 
 def _json_text(text: str) -> str:
-    return _IN_JSON.sub(r"\\u003c\1", json.dumps(text, ensure_ascii=False))
+    encoded = encode_basestring(text)
+    return _IN_JSON.sub(r"\\u003c\1", encoded) if "<" in encoded else encoded
 
 
 def _embed(text: str, openers: str) -> str:
     """`text` itself where it is a JSON value that starts with one of `openers`, else `text` as a JSON string."""
-    if text.lstrip(" \t\r\n")[:1] in tuple(openers) and _is_json(text):
-        return _IN_JSON.sub(r"\\u003c\1", text)
+    start = text[:1] if text[:1] not in _SPACE else text.lstrip(_SPACE)[:1]
+    if start and start in openers and _is_json(text):
+        return _IN_JSON.sub(r"\\u003c\1", text) if "<" in text else text
     return _json_text(text)
 
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(text.encode(), type=Raw)
+        _check_json(text.encode())
     except (ValueError, RecursionError):
         return False
     return text.count("[") + text.count("{") <= MAX_DEPTH or _depth(text) <= MAX_DEPTH

@@ -93,6 +93,7 @@ class ProcessHost:
         self._calls: dict[str, Call] = {}
         self._serial = 0
         self._stalled = False
+        self._closing = False
         self._incoming = bytearray()
         self._outbox: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -156,7 +157,7 @@ class ProcessHost:
                     with suppress(SandboxError, ToolError):
                         await call.done
                 raise
-            self._drain(call)
+            self.drain(call)
             return ended, call.timed_out
         finally:
             timer.cancel()
@@ -255,7 +256,7 @@ class ProcessHost:
 
     async def _writable(self, fd: int) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_writer(fd, lambda: ready.done() or ready.set_result(None))
+        self._loop.add_writer(fd, _settle, ready)
         try:
             await ready
         finally:
@@ -273,7 +274,7 @@ class ProcessHost:
         else:
             self._close_reader(call)
 
-    def _drain(self, call: Call) -> None:
+    def drain(self, call: Call) -> None:
         """Take what the pipe holds now; no more, as something may still write to it."""
         if call.reader < 0:
             return
@@ -389,7 +390,7 @@ class ProcessHost:
     def _give_up(self, call: Call) -> None:
         """A killed command that does not end: the first process is stopped, starved or broken."""
         if not call.done.done() and self.alive:
-            self._process.kill()
+            self._closing = False
             self._lose()
 
     def _lose(self) -> None:
@@ -412,7 +413,7 @@ class ProcessHost:
         with suppress(BlockingIOError):
             said = os.read(self._complaints, 1 << 16)
         os.close(self._complaints)
-        if self._on_lost is not None:
+        if self._on_lost is not None and not (self._closing and sys.platform == "linux"):
             self._on_lost()
         reason = said.decode("utf-8", "replace").strip()[-1000:]
         for call in list(self._calls.values()):
@@ -431,17 +432,23 @@ class ProcessHost:
     async def close(self) -> None:
         """End everything that runs here, and wait until it is gone. May be called twice."""
         if not self._gone.done():
+            self._closing = True
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_WR)
             try:
                 async with asyncio.timeout(KILL_GRACE):
                     await asyncio.shield(self._gone)
             except TimeoutError:
-                pass
+                self._closing = False
             finally:
                 self._lose()
         for call in list(self._calls.values()):
             self.release(call)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def _encode(fields: Sequence[str]) -> bytes:

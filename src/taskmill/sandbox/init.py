@@ -20,12 +20,18 @@ import select
 import sys
 import time
 
-try:  # the public modules pull in enum and more, a third of the time this program takes to start
-    import _signal as signal
-    import _socket as socket
-except ImportError:
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
     import signal
     import socket
+else:
+    try:  # the public modules pull in enum and more, a third of the time this program takes to start
+        import _signal as signal
+        import _socket as socket
+    except ImportError:
+        import signal
+        import socket
 
 REPORT = 87  # where a shell says its directory at the end; a number no script is likely to use
 SCRIPT = 86
@@ -66,6 +72,9 @@ class Init:
         self.linux = sys.platform == "linux"
         self.shell = next((path for path in BASH if os.access(path, os.X_OK)), b"/bin/sh")
         self.environment = dict(os.environb)
+        self.environment.pop(
+            b"PWD", None
+        )  # bubblewrap's word on where it started, not on where a command does
         self.incoming = bytearray()
         self.descriptors: list[int] = []
         self.running: dict[int, Call] = {}  # by process id, until the process ended
@@ -162,21 +171,24 @@ class Init:
             (os.POSIX_SPAWN_DUP2, output, 2),
         ]
         arrived = False
+        program = arguments[0]
         try:
             os.chdir(directory)
             arrived = True
             if mode == b"shell":
                 actions.append((os.POSIX_SPAWN_DUP2, reported, REPORT))
                 # One line with the command, so that line numbers in messages are the command's own.
+                program = self.shell
+                name = os.path.basename(program)
                 script = b'trap "pwd -P 2>/dev/null >/dev/fd/%d" EXIT; ' % REPORT + arguments[0]
                 if len(script) < LONGEST_ARGUMENT:
-                    arguments = [self.shell, b"-c", script]
+                    arguments = [name, b"-c", script]
                 else:
                     opened.append(unnamed_file(script))
                     actions.append((os.POSIX_SPAWN_DUP2, opened[-1], SCRIPT))
-                    arguments = [self.shell, b"/dev/fd/%d" % SCRIPT]
+                    arguments = [name, b"/dev/fd/%d" % SCRIPT]
             pid = os.posix_spawnp(
-                arguments[0],
+                program,
                 arguments,
                 environment,
                 file_actions=actions,
@@ -205,8 +217,8 @@ class Init:
                 call.killed = True
                 signal_group(call.pid, signal.SIGKILL)
                 return
-        call = self.background.pop(id, None)
-        if call is not None:
+        if id in self.background:
+            call = self.background.pop(id)
             call.killed = True
             call.ended = time.monotonic()
             self.ending.append(call)
@@ -257,13 +269,17 @@ class Init:
             return []
         if not self.linux:
             return [-call.pid] if signal_group(call.pid, 0) else []
-        alone = not self.background and len(self.ending) == 1 and all(not c.foreground for c in self.running.values())
+        alone = (
+            not self.background
+            and len(self.ending) == 1
+            and all(not c.foreground for c in self.running.values())
+        )
         sessions = {call.pid for call in (*self.running.values(), *self.background.values(), *self.ending)}
         left = []
         for pid in children(os.getpid()):
             if pid in self.running:
                 continue
-            owner = read("/proc/%d/environ" % pid).partition(MARK)[2].partition(b"\0")[0]
+            owner = read(f"/proc/{pid}/environ").partition(MARK)[2].partition(b"\0")[0]
             if owner:
                 mine = owner == call.id
             else:  # it cleared its environment, or is about to start
@@ -281,7 +297,8 @@ class Init:
         note = b""
         if 0 < self.processes < len(pids):
             note = b"processes"
-        elif self.memory > 0 and sum(map(private_memory, pids)) > self.memory and sum(map(memory_share, pids)) > self.memory:
+        # Forked processes share much; count exactly before anything is killed for it.
+        elif 0 < self.memory < sum(map(private_memory, pids)) and self.memory < sum(map(memory_share, pids)):
             note = b"memory"
         if note:
             for call in self.running.values():
@@ -335,6 +352,7 @@ class Init:
 
 
 def read(path: str) -> bytes:
+    """A small file of `/proc`; empty when it, or the process, is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -348,36 +366,39 @@ def read(path: str) -> bytes:
 
 
 def children(pid: int) -> list[int]:
+    """The processes whose parent is `pid` now."""
     try:
-        threads = os.listdir("/proc/%d/task" % pid)
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
-    found = []
+    found: list[int] = []
     for thread in threads:
-        found += map(int, read("/proc/%d/task/%s/children" % (pid, thread)).split())
+        found += map(int, read(f"/proc/{pid}/task/{thread}/children").split())
     return found
 
 
 def session_of(pid: int) -> int:
-    fields = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+    """The session a process belongs to: the id of the process that opened it."""
+    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 else 0
 
 
 def private_memory(pid: int) -> int:
     """Bytes in memory that are not of files; what a fork shares is counted for both."""
-    fields = read("/proc/%d/statm" % pid).split()
+    fields = read(f"/proc/{pid}/statm").split()
     return (int(fields[1]) - int(fields[2])) * PAGE if len(fields) > 2 else 0
 
 
 def memory_share(pid: int) -> int:
     """Bytes in memory, what is shared counted in parts. Exact, and a hundred times the work."""
-    for line in read("/proc/%d/smaps_rollup" % pid).splitlines():
+    for line in read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
 def signal_one(pid: int, number: int) -> bool:
+    """Whether the process was there to be signalled."""
     try:
         os.kill(pid, number)
     except OSError:
@@ -386,6 +407,7 @@ def signal_one(pid: int, number: int) -> bool:
 
 
 def signal_group(group: int, number: int) -> bool:
+    """Whether any process of the group was there to be signalled."""
     try:
         os.killpg(group, number)
     except OSError:
@@ -424,6 +446,7 @@ def unnamed_file(data: bytes) -> int:
 
 
 def limit(kind: int, value: int) -> None:
+    """Lower a limit for this process and all it starts; a negative value leaves it."""
     if value < 0:
         return
     hard = resource.getrlimit(kind)[1]
@@ -452,6 +475,7 @@ def adopt_orphans() -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Arguments: control descriptor, namespace (1|0), then memory, file size, processes (-1: no limit)."""
     fd, namespace, memory, file_size, processes = map(int, arguments)
     control = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from taskmill.errors import SandboxError, ToolArgumentsError, ToolError, ToolRefusedError, ToolTimeoutError
 from taskmill.sandbox.base import CommandResult, SandboxLimits
-from taskmill.sandbox.host import INIT, MARK, Call, Ended, ProcessHost
+from taskmill.sandbox.host import KILL_GRACE, Call, Ended, ProcessHost
+from taskmill.sandbox.leftovers import kill_marked
 from taskmill.sandbox.output import Output
 from taskmill.store import files
 
@@ -138,7 +139,11 @@ class LocalSandbox:
         """Start a process in the background; it is killed with the sandbox."""
         host = await self._ready()
         call = host.launch(
-            command, cwd=self._directory(cwd), output=Output(self._limits.output), foreground=False, keep_stdin=True
+            command,
+            cwd=self._directory(cwd),
+            output=Output(self._limits.output),
+            foreground=False,
+            keep_stdin=True,
         )
         process = LocalProcess(f"p{len(self._background) + 1}", host, call, self._limits)
         self._background[process.id] = process
@@ -182,7 +187,9 @@ class LocalSandbox:
     def _within(self, cwd: str) -> str:
         normal = posixpath.normpath(cwd)
         if "\0" in cwd or normal == ".." or normal.startswith("../"):
-            raise SandboxError(f"the row's working directory {cwd!r} leaves the workspace; name a folder in it")
+            raise SandboxError(
+                f"the row's working directory {cwd!r} leaves the workspace; name a folder in it"
+            )
         return posixpath.normpath(posixpath.join(self._root, normal))
 
     # -- coming and going -------------------------------------------------------------------------------------
@@ -221,7 +228,10 @@ class LocalSandbox:
             place = self._place
             try:
                 for folder in place:
-                    folder.mkdir(mode=0o700 if folder == place.base else 0o755, parents=True, exist_ok=True)
+                    folder.mkdir(parents=True, exist_ok=True)
+                place.base.chmod(0o700)
+                place.temporary.chmod(0o1777)
+                place.shared_memory.chmod(0o1777)
                 if self._start != self._root:
                     below = posixpath.relpath(self._start, self._root)
                     (place.workspace / below).mkdir(parents=True, exist_ok=True)
@@ -234,13 +244,15 @@ class LocalSandbox:
                         files.copy_tree_into, self._source, place.workspace, COPY_BYTES, COPY_FILES
                     )
             except OSError as error:
-                raise SandboxError(f"the workspace {str(place.workspace)!r} could not be made: {error}") from error
+                raise SandboxError(
+                    f"the workspace {str(place.workspace)!r} could not be made: {error}"
+                ) from error
             self._made = True
 
     def _sweep(self) -> None:
         """The first process is gone; where no namespace took the others with it, find them by their mark."""
         if not self._confinement.namespace:
-            kill_marked(self._mark)
+            kill_marked(self._mark + ".")
 
     async def close(self) -> None:
         """Kill all that runs here and delete the workspace. May be called twice."""
@@ -259,14 +271,40 @@ class LocalSandbox:
                 await asyncio.to_thread(files.remove_tree, self._place.base)
 
 
+def check_timeout(timeout: float) -> None:
+    """Raise `ToolArgumentsError` unless `timeout` is a number of seconds that ends."""
+    if not 0 < timeout <= LONGEST_TIMEOUT:
+        raise ToolArgumentsError(
+            f"timeout {timeout!r}: must be over 0 and at most {LONGEST_TIMEOUT:g} seconds"
+        )
+
+
+def explain(note: str, limits: SandboxLimits) -> str:
+    """What stands under the output of a command that met a limit of the rollout as a whole."""
+    if note == "processes":
+        return f"\n[killed: more than {limits.processes} processes ran]\n"
+    if note == "memory":
+        return f"\n[killed: the processes together used more than {limits.memory:,} bytes of memory]\n"
+    return ""
+
+
 class LocalProcess:
     """A background process of a sandbox on this machine."""
 
-    def __init__(self, id: str, host: ProcessHost, call: Call, limits: SandboxLimits) -> None:
+    def __init__(
+        self,
+        id: str,
+        host: ProcessHost,
+        call: Call,
+        limits: SandboxLimits,
+        *,
+        on_kill: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._id = id
         self._host = host
         self._call = call
         self._limits = limits
+        self._on_kill = on_kill
         self._ended: Ended | None = None
         call.done.add_done_callback(self._on_end)
 
@@ -282,9 +320,7 @@ class LocalProcess:
 
     def read(self) -> str:
         """Output since the last read, at most the sandbox's limit."""
-        text, _ = self._call.output.text()
-        self._call.output.clear()
-        return text
+        return self._call.output.pull()
 
     async def write(self, data: str) -> None:
         """Write to its standard input. Raises `ToolError` when it takes none."""
@@ -293,7 +329,9 @@ class LocalProcess:
         try:
             await self._host.write(self._call, data.encode("utf-8", "replace"), WRITE_TIMEOUT)
         except TimeoutError:
-            raise ToolTimeoutError(f"process {self._id!r} did not read its input for {WRITE_TIMEOUT:g} s") from None
+            raise ToolTimeoutError(
+                f"process {self._id!r} did not read its input for {WRITE_TIMEOUT:g} s"
+            ) from None
 
     async def wait(self, timeout: float) -> int | None:
         """Its exit code, or `None` when it still runs after `timeout` seconds."""
@@ -303,7 +341,9 @@ class LocalProcess:
     async def kill(self) -> None:
         """Kill it and all it started."""
         self._host.kill(self._call)
-        await asyncio.wait([self._call.done], timeout=2 * KILL_WAIT)
+        if self._on_kill is not None:
+            await self._on_kill()
+        await asyncio.wait([self._call.done], timeout=KILL_GRACE + 1)
 
     def closed(self) -> None:
         """The sandbox is gone, and the process with it."""

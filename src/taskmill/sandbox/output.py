@@ -43,11 +43,35 @@ class Output:
         middle = f"\n[... {dropped:,} bytes dropped ...]\n"
         return head.decode("utf-8", "replace") + middle + tail.decode("utf-8", "replace"), dropped
 
-    def clear(self) -> None:
-        """Forget what was collected."""
-        self._head.clear()
+    def cut(self, mark: bytes) -> str | None:
+        """Take the last line that begins with `mark` out of the output, and give what stands after the mark."""
+        whole = self.total <= self.limit
+        data = self.take() if whole else bytes(self._tail)
+        before, found, after = data.rpartition(mark)
+        if not found:
+            return None
+        line, newline, rest = after.partition(b"\n")
+        kept = before + rest
+        self.total -= len(mark) + len(line) + len(newline)
+        if whole:
+            self._head = bytearray(kept[: self._half])
+            kept = kept[self._half :]
+        self._tail = bytearray(kept)
+        return line.decode("utf-8", "replace") or None
+
+    def pull(self) -> str:
+        """The text so far, which is forgotten; a character of which only a part has come is left for the next."""
+        text, dropped = self.text()
+        rest = b""
+        if not dropped:
+            data = self.take()
+            boundary = _last_boundary(data)
+            if boundary < len(data):
+                text, rest = data[:boundary].decode("utf-8", "replace"), data[boundary:]
+        self._head = bytearray(rest)
         self._tail.clear()
-        self.total = 0
+        self.total = len(rest)
+        return text
 
 
 def _first_boundary(data: bytes) -> int:

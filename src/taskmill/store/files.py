@@ -43,7 +43,9 @@ class Repair(NamedTuple):
                 f"{str(self.path)!r}: the last line, at byte {self.offset}, was torn; its {self.dropped_bytes} bytes "
                 f"were moved to {self.path.name + '.torn'!r}"
             )
-        return f"{str(self.path)!r}: the last line, at byte {self.offset}, lacked its newline and was given one"
+        return (
+            f"{str(self.path)!r}: the last line, at byte {self.offset}, lacked its newline and was given one"
+        )
 
 
 def storage_error(path: Path, error: OSError, action: str = "written") -> StorageFullError:

@@ -22,7 +22,9 @@ _MAX_INTEGER_BITS = 14_000  # Python turns integers of up to 4300 digits into te
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a stored record can't hold a {type(value).__module__}.{type(value).__qualname__}: {value!r:.200}")
+    raise TypeError(
+        f"a stored record can't hold a {type(value).__module__}.{type(value).__qualname__}: {value!r:.200}"
+    )
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
@@ -49,23 +51,6 @@ def encode_row(value: Any) -> bytes:
 def encode_json(value: Any) -> bytes:
     """`value` as an indented JSON text for a file that people read, with the same care as `encode_row`."""
     return msgspec.json.format(_encode(value, _encoder), indent=2) + b"\n"
-
-
-def encode_json_stream(head: Mapping[str, Any]) -> Iterator[bytes]:
-    """A JSON object in pieces: top-level values that are iterators are written item by item, never held as a list."""
-    separator = b"{\n  "
-    for key, value in head.items():
-        yield separator + _encode(key, _encoder) + b": "
-        separator = b",\n  "
-        if not isinstance(value, Iterator):
-            yield msgspec.json.format(_encode(value, _encoder), indent=2).replace(b"\n", b"\n  ")
-            continue
-        comma = b"["
-        for item in value:
-            yield comma + _encode(item, _encoder)
-            comma = b", "
-        yield b"[]" if comma == b"[" else b"]"
-    yield b"{}\n" if separator == b"{\n  " else b"\n}\n"
 
 
 def canonical(value: Any) -> bytes:
@@ -189,7 +174,7 @@ def lines(path: Path, start: int = 0, *, whole: bool = False) -> Iterator[tuple[
 
 
 def is_whole(line: bytes) -> bool:
-    """Whether `line` is a complete JSON object or array. (A bare number is never surely whole: `12` may begin `123`.)"""
+    """Whether `line` is a complete JSON object or array. (A bare number never surely is: `12` may begin `123`.)"""
     if line.lstrip(b" \t\r")[:1] not in (b"{", b"["):
         return False
     try:
@@ -239,7 +224,9 @@ def _count_names(value: Any, depth: int) -> int:
                 count += _count_names(item, depth + 1)
         return count
     if type(value) is list:
-        return sum(_count_names(item, depth + 1) for item in value if type(item) is dict or type(item) is list)
+        return sum(
+            _count_names(item, depth + 1) for item in value if type(item) is dict or type(item) is list
+        )
     return 0
 
 
@@ -250,7 +237,11 @@ def _loads_with_reasons(line: bytes) -> Any:
         raise ValueError(f"not UTF-8 (byte {error.start} of the line)") from None
     try:
         value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_integer,
         )
         _count_names(value, 0)
     except json.JSONDecodeError as error:
@@ -303,7 +294,9 @@ def _refuse_surrogates(root: Any) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise ValueError(f"an unpaired surrogate (\\u{ord(value[error.start]):04x}) in a text") from None
+                raise ValueError(
+                    f"an unpaired surrogate (\\u{ord(value[error.start]):04x}) in a text"
+                ) from None
 
 
 __all__ = [
@@ -311,7 +304,6 @@ __all__ = [
     "canonical",
     "content_hash",
     "encode_json",
-    "encode_json_stream",
     "encode_row",
     "is_whole",
     "lines",

@@ -24,13 +24,18 @@ _FIRST_DONE = 3
 _CHUNK = 512
 
 _SCHEMA = """
+PRAGMA page_size=8192;
 PRAGMA journal_mode=OFF;
 PRAGMA synchronous=OFF;
 PRAGMA temp_store=FILE;
 PRAGMA locking_mode=EXCLUSIVE;
-CREATE TABLE planned(row INTEGER PRIMARY KEY, offset INTEGER, key BLOB, detail BLOB, copy INTEGER, state INTEGER, source INTEGER);
-CREATE TABLE stored(seq INTEGER PRIMARY KEY, key BLOB, detail BLOB, copy INTEGER, state INTEGER, place TEXT, matched INTEGER);
-CREATE TABLE pairs(row INTEGER PRIMARY KEY, seq INTEGER);
+CREATE TABLE planned(
+    row INTEGER PRIMARY KEY, offset INTEGER, key BLOB, detail BLOB, copy INTEGER, state INTEGER, source INTEGER
+);
+CREATE TABLE stored(
+    seq INTEGER PRIMARY KEY, key BLOB, detail BLOB, copy INTEGER, state INTEGER, place TEXT, matched INTEGER
+);
+CREATE TABLE pairs(row INTEGER PRIMARY KEY, seq INTEGER, state INTEGER);
 BEGIN;
 """
 
@@ -57,8 +62,15 @@ class Settlement(NamedTuple):
     surplus: int
 
 
+class Found(NamedTuple):
+    """A planned row by its rollout id: its index, and how it stands."""
+
+    index: int
+    state: str
+
+
 class BatchCount(NamedTuple):
-    """Rows of one batch: `recorded` have an end, of which `reused` had it before this start; `discarded` ones count in both."""
+    """Rows of one batch: `recorded` have an end, `reused` of them since before this start; either may be `discarded`."""
 
     batch: int
     recorded: int
@@ -129,68 +141,71 @@ class Ledger:
 
     def _number_equal_rows(self) -> None:
         run = self._db.execute
-        run("CREATE INDEX planned_detail ON planned(detail)")
+        run("CREATE INDEX planned_copy ON planned(detail, copy)")
         run("CREATE TABLE repeated(detail BLOB PRIMARY KEY) WITHOUT ROWID")
         run("INSERT INTO repeated SELECT detail FROM planned GROUP BY detail HAVING COUNT(*) > 1")
-        numbered = self._db.execute(
-            "SELECT ROW_NUMBER() OVER (PARTITION BY detail ORDER BY row) - 1, row FROM planned "
-            "WHERE detail IN repeated"
+        if run("SELECT 1 FROM repeated LIMIT 1").fetchone() is None:
+            return
+        run("CREATE TABLE copies(row INTEGER PRIMARY KEY, copy INTEGER)")
+        run(
+            "INSERT INTO copies SELECT row, ROW_NUMBER() OVER (PARTITION BY detail ORDER BY row) - 1 "
+            "FROM planned WHERE detail IN repeated"
         )
-        self._db.execute("CREATE TABLE copies(row INTEGER PRIMARY KEY, copy INTEGER)")
-        self._db.executemany("INSERT INTO copies(copy, row) VALUES (?, ?)", numbered)
-        run("UPDATE planned SET copy = (SELECT copy FROM copies WHERE copies.row = planned.row) WHERE row IN (SELECT row FROM copies)")
+        run(
+            "UPDATE planned SET copy = (SELECT copy FROM copies WHERE copies.row = planned.row) "
+            "WHERE row IN (SELECT row FROM copies)"
+        )
         run("DROP TABLE copies")
 
     def _pair(self) -> Settlement:
         run = self._db.execute
-        run("DROP INDEX planned_detail")
-        run("CREATE INDEX planned_copy ON planned(detail, copy)")
-        run(
-            "INSERT OR IGNORE INTO pairs SELECT planned.row, sample.seq FROM "
-            f"(SELECT seq, detail, copy FROM stored WHERE state >= {_FIRST_DONE} AND copy IS NOT NULL ORDER BY seq) AS sample "
-            "CROSS JOIN planned ON planned.detail = sample.detail AND planned.copy = sample.copy"
+        samples = int(run(f"SELECT COUNT(*) FROM stored WHERE state >= {_FIRST_DONE}").fetchone()[0])
+        same_rollout = (
+            "INTO pairs SELECT planned.row, record.seq, record.state FROM "
+            "(SELECT seq, detail, copy, state FROM stored WHERE copy IS NOT NULL ORDER BY seq) AS record "
+            "CROSS JOIN planned ON planned.detail = record.detail AND planned.copy = record.copy "
         )
+        run(f"INSERT OR IGNORE {same_rollout} WHERE record.state >= {_FIRST_DONE}")
+        matched = self._take_pairs()
+        for column in ("detail", "key"):
+            if matched < samples:
+                matched += self._pair_by(column)
+        run(f"INSERT OR REPLACE {same_rollout} WHERE record.state < {_FIRST_DONE} AND planned.state = 0")
         self._take_pairs()
-        self._pair_by("detail")
-        self._pair_by("key")
-        run(
-            "INSERT OR REPLACE INTO pairs SELECT planned.row, attempt.seq FROM "
-            f"(SELECT seq, detail, copy FROM stored WHERE state < {_FIRST_DONE} AND copy IS NOT NULL ORDER BY seq) AS attempt "
-            "CROSS JOIN planned ON planned.detail = attempt.detail AND planned.copy = attempt.copy WHERE planned.state = 0"
-        )
-        self._take_pairs()
-        matched = run(f"SELECT COUNT(*) FROM planned WHERE state >= {_FIRST_DONE}").fetchone()[0]
-        samples = run(f"SELECT COUNT(*) FROM stored WHERE state >= {_FIRST_DONE}").fetchone()[0]
         return Settlement(matched, samples - matched)
 
-    def _pair_by(self, column: str) -> None:
+    def _pair_by(self, column: str) -> int:
         """Pair free rows and unmatched samples that agree in `column`: the first with the first, and so on."""
         run = self._db.execute
-        samples = f"FROM stored WHERE state >= {_FIRST_DONE} AND NOT matched"
-        if run(f"SELECT 1 {samples} LIMIT 1").fetchone() is None:
-            return
-        run("CREATE TABLE waiting(hash BLOB, place INTEGER, seq INTEGER, PRIMARY KEY(hash, place)) WITHOUT ROWID")
         run(
-            "INSERT INTO waiting "
-            f"SELECT {column}, ROW_NUMBER() OVER (PARTITION BY {column} ORDER BY seq), seq {samples}"
+            "CREATE TABLE waiting(hash BLOB, place INTEGER, seq INTEGER, state INTEGER, PRIMARY KEY(hash, place)) "
+            "WITHOUT ROWID"
         )
         run(
-            "INSERT INTO pairs SELECT free.row, waiting.seq FROM ("
+            "UPDATE stored SET matched = 1 WHERE seq IN (SELECT source FROM planned WHERE source IS NOT NULL)"
+        )
+        run(
+            f"INSERT INTO waiting SELECT {column}, ROW_NUMBER() OVER (PARTITION BY {column} ORDER BY seq), seq, state "
+            f"FROM stored WHERE state >= {_FIRST_DONE} AND NOT matched"
+        )
+        run(
+            "INSERT INTO pairs SELECT free.row, waiting.seq, waiting.state FROM ("
             f"SELECT {column} AS hash, ROW_NUMBER() OVER (PARTITION BY {column} ORDER BY row) AS place, row "
             f"FROM planned WHERE state = 0 AND {column} IN (SELECT hash FROM waiting)"
             ") AS free CROSS JOIN waiting ON waiting.hash = free.hash AND waiting.place = free.place"
         )
         run("DROP TABLE waiting")
-        self._take_pairs()
+        return self._take_pairs()
 
-    def _take_pairs(self) -> None:
+    def _take_pairs(self) -> int:
+        """Enter the pairs found in the plan, and say how many they were."""
         run = self._db.execute
-        run("UPDATE stored SET matched = 1 WHERE seq IN (SELECT seq FROM pairs)")
-        run(
-            "UPDATE planned SET (state, source) = (SELECT stored.state, stored.seq FROM pairs JOIN stored "
-            "ON stored.seq = pairs.seq WHERE pairs.row = planned.row) WHERE row IN (SELECT row FROM pairs)"
-        )
+        taken = run(
+            "UPDATE planned SET (state, source) = (SELECT state, seq FROM pairs WHERE pairs.row = planned.row) "
+            "WHERE row IN (SELECT row FROM pairs)"
+        ).rowcount
         run("DELETE FROM pairs")
+        return taken
 
     # -- asking -----------------------------------------------------------------------------------------------
 
@@ -234,7 +249,7 @@ class Ledger:
             found = self._db.execute("SELECT state FROM planned WHERE row = ?", (index,)).fetchone()
         if found is None:
             raise KeyError(f"row {index} is not in the plan")
-        return _STATES[found[0]]
+        return str(_STATES[found[0]])
 
     def place(self, index: int) -> str | None:
         """Where the record that decides a row's state was stored, if it was stored before this start."""
@@ -267,18 +282,23 @@ class Ledger:
         """Rows that are done."""
         return sum(self._counts[state] for state in DONE_STATES)
 
-    def is_pending(self, rollout_id: str) -> bool:
-        """Whether a row of this plan has that rollout id and is not done."""
+    def find(self, rollout_id: str) -> Found | None:
+        """The planned row with that rollout id; `None` when the plan has none. Ask after `settle`."""
         detail, _, copy = rollout_id.rpartition("-")
         try:
             wanted = (bytes.fromhex(detail), int(copy))
         except ValueError:
-            return False
+            return None
         with _told():
             found = self._db.execute(
-                f"SELECT 1 FROM planned WHERE detail = ? AND copy = ? AND state < {_FIRST_DONE}", wanted
+                "SELECT row, state FROM planned WHERE detail = ? AND copy = ?", wanted
             ).fetchone()
-        return found is not None
+        return None if found is None else Found(found[0], _STATES[found[1]])
+
+    def is_pending(self, rollout_id: str) -> bool:
+        """Whether a row of this plan has that rollout id and is not done."""
+        found = self.find(rollout_id)
+        return found is not None and found.state not in DONE_STATES
 
     def batches(self, size: int) -> Iterator[BatchCount]:
         """How the rows of each batch of `size` stand, in order of the batches."""

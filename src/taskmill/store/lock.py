@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import socket
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,11 +134,10 @@ def _refusal(path: Path, holder: Holder | None) -> str:
 
 def _start_of(pid: int) -> str:
     """When a process started, in a form that only compares: empty if there is none. Not moved by clock changes."""
-    if sys.platform == "linux":
+    if Path("/proc/self/stat").exists():
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                # The name in parentheses may hold anything; the 20th field after it is the start in clock ticks.
-                return file.read().rpartition(b")")[2].split()[19].decode()
+            # The name in parentheses may hold anything; the 20th field after it is the start in clock ticks.
+            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         except (OSError, IndexError):
             return ""
     import psutil

@@ -75,6 +75,9 @@ def _note_junk(text: str, end: int) -> str:
 def _mend(text: str, error: Exception) -> tuple[Any, str]:
     if isinstance(error, RecursionError):
         raise ToolArgumentsError("The arguments are nested too deeply.") from None
+    if not isinstance(error, json.JSONDecodeError):
+        # A constant or a number that JSON can't hold: there is nothing to mend it into.
+        raise ToolArgumentsError(_reason(text, error)) from None
     fenced = _FENCE.match(text)
     if fenced:
         value, note = _decode(fenced[1].strip())

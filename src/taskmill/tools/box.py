@@ -159,36 +159,70 @@ class ToolBox:
 
 
 async def _within_deadline(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-    """The tool's answer; raises `ToolTimeoutError` when it is late.
-
-    The call is a task of its own, because a deadline must hold from outside: an async tool that swallows its
-    cancellation would otherwise keep its caller.
-    """
+    """The tool's answer; raises `ToolTimeoutError` when it is late."""
     seconds = tool.timeout
     if not 0 < seconds <= LONGEST:
         seconds = LONGEST
-    task = asyncio.get_running_loop().create_task(_call(tool, arguments, context))
+    if getattr(tool, "runs_in_thread", False):
+        # Waiting for a thread ends at once when it is cancelled, so it needs no task of its own.
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return to_result(await tool.call(arguments, context))
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        raise _late(tool, seconds)
+
+    # The deadline must hold from outside: an async tool that swallows its cancellation would keep its caller.
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[ToolResult | None] = loop.create_future()
+    timer = loop.call_later(seconds, _set_late, answer)
+    task = loop.create_task(_call(tool, arguments, context, answer))
     try:
-        await asyncio.wait((task,), timeout=seconds)
+        result = await answer
     except asyncio.CancelledError:
         await _stop(task)
         raise
-    if task.done():
-        if task.cancelled():
-            raise ToolError("the tool cancelled itself")
-        return task.result()
-    await _stop(task)
-    raise ToolTimeoutError(f"{tool.spec.name} did not end within {seconds:g} s and was given up.")
+    finally:
+        timer.cancel()
+    if result is None:
+        await _stop(task)
+        raise _late(tool, seconds)
+    return result
 
 
-async def _call(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+def _set_late(answer: asyncio.Future[ToolResult | None]) -> None:
+    if not answer.done():
+        answer.set_result(None)
+
+
+def _late(tool: Tool, seconds: float) -> ToolTimeoutError:
+    return ToolTimeoutError(f"{tool.spec.name} did not end within {seconds:g} s and was given up.")
+
+
+async def _call(
+    tool: Tool, arguments: Mapping[str, Any], context: ToolContext, answer: asyncio.Future[ToolResult | None]
+) -> None:
+    error: Exception
     try:
-        return to_result(await tool.call(arguments, context))
-    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        result = to_result(await tool.call(arguments, context))
+    except (GeneratorExit, KeyboardInterrupt):
         raise
-    except BaseException as error:
+    except asyncio.CancelledError:
+        error = ToolError("the tool cancelled itself")
+    except StopIteration as raised:
+        error = ToolError(_described(raised))  # can't travel through a future
+    except Exception as raised:
+        error = raised
+    except BaseException as raised:
         # SystemExit and its like would end the event loop; a tool has no say over the process.
-        raise ToolError(_described(error)) from error
+        error = ToolError(_described(raised))
+    else:
+        if not answer.done():
+            answer.set_result(result)
+        return
+    if not answer.done():
+        answer.set_exception(error)
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:

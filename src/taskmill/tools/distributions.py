@@ -121,6 +121,10 @@ def _checked(name: object, chances: object, *, where: str) -> dict[str, float]:
                 f"{where}: toolset {toolset!r} is not known{_nearest(str(toolset), TOOLSETS)}; "
                 f"there are {', '.join(sorted(TOOLSETS))}"
             )
+        if toolset == "memory":
+            raise ConfigurationError(
+                f"{where}: memory outlives a rollout, and rollouts see nothing of each other"
+            )
         # Written so that NaN fails it too.
         if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 100:
             raise ConfigurationError(

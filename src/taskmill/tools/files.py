@@ -23,7 +23,7 @@ async def read_file(path: str, offset: int = 1, limit: int = SHOWN_LINES, *, con
     """Read a text file of the workspace. Each line is shown as `number|text`.
 
     Args:
-        path: The file; a relative path starts at the workspace.
+        path: The file; a relative path starts at the first working directory, also after a `cd`.
         offset: The first line to show, counted from 1; negative counts from the end.
         limit: How many lines to show.
     """
@@ -57,13 +57,13 @@ async def write_file(path: str, content: str, *, context: ToolContext) -> str:
     """Write a whole text file of the workspace, making its folders. What was in it is replaced.
 
     Args:
-        path: The file; a relative path starts at the workspace.
+        path: The file; a relative path starts at the first working directory, also after a `cd`.
         content: Everything that shall stand in the file.
     """
-    data = content.encode()
+    data = to_bytes(content)
     if len(data) > LARGEST_FILE:
         raise ToolRefusedError(f"{len(data):,} bytes are too many for one file; at most {LARGEST_FILE:,}")
-    await context.sandbox.write_bytes(path, data)
+    await context.sandbox.write_bytes(place(context.sandbox, path), data)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     return f"Wrote {len(data):,} bytes ({lines:,} lines) to {path}."
 
@@ -117,7 +117,7 @@ async def patch(
         raise ToolArgumentsError(f"argument {absent} is missing: mode replace needs it")
     before = as_text(path, await load(context.sandbox, path), exact=True)
     after, count = patching.replace(path, before, old_string, new_string, every=replace_all)
-    await context.sandbox.write_bytes(path, after.encode())
+    await context.sandbox.write_bytes(place(context.sandbox, path), to_bytes(after))
     return f"Replaced {count} {'place' if count == 1 else 'places'} in {path}."
 
 
@@ -140,7 +140,7 @@ async def search_files(
     Args:
         pattern: A regular expression (Python) for content, a glob for files.
         target: `content` or `files`.
-        path: The folder to search in.
+        path: The folder (or file) to search in; by default the first working directory.
         glob: For content, only files whose name fits.
         ignore_case: Whether upper and lower case are the same.
         limit: How many results to show at most.
@@ -155,10 +155,18 @@ async def search_files(
     )
 
 
+def place(sandbox: Sandbox, path: str) -> str:
+    """A path as the sandbox takes it: what is relative starts where the first command started.
+
+    Not where the terminal stands now: a path in a patch means one file, whatever was done before.
+    """
+    return posixpath.join(sandbox.cwd, path)
+
+
 async def load(sandbox: Sandbox, path: str) -> bytes:
     """The bytes of a file; raises `ToolError` in words a model can act on."""
     try:
-        data = await sandbox.read_bytes(path, limit=LARGEST_FILE + 1)
+        data = await sandbox.read_bytes(place(sandbox, path), limit=LARGEST_FILE + 1)
     except FileNotFoundError:
         raise ToolError(f"There is no file {path!r}.{await _similar(sandbox, path)}") from None
     except IsADirectoryError:
@@ -187,9 +195,22 @@ def as_text(path: str, data: bytes, *, exact: bool = False) -> str:
         return data.decode(errors="replace")
 
 
+def to_bytes(text: str) -> bytes:
+    """UTF-8; raises `ToolRefusedError` for half a surrogate pair, which is no character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ToolRefusedError(
+            f"character {error.start} is a lone surrogate, \\u{ord(text[error.start]):04x}, and can't be written"
+        ) from None
+
+
 async def _similar(sandbox: Sandbox, path: str) -> str:
     """A word on files with nearly this name, because a wrong folder is the most frequent mistake."""
-    files = await sandbox.list_files(limit=2_000)
+    try:
+        files = await sandbox.list_files(sandbox.cwd, limit=2_000)
+    except (OSError, ToolError):
+        return ""
     name = posixpath.basename(path)
     same = [file for file in files if posixpath.basename(file) == name]
     near = same[:3] or get_close_matches(path, files, n=3)

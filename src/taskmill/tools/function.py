@@ -57,9 +57,10 @@ class FunctionTool:
         self.function = function
         self.exclusive = exclusive
         self.timeout = float(timeout)
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - asks whether a callable object is async
         )
+        self.runs_in_thread = not is_async
         self._description = description
         self._namespace = dict(namespace or {})
         self.__doc__ = getattr(function, "__doc__", None)
@@ -90,12 +91,12 @@ class FunctionTool:
         values = plan.validate(arguments)
         if plan.context_name is not None:
             values[plan.context_name] = context
-        if self.is_async:
-            value = await self.function(**values)
-        else:
+        if self.runs_in_thread:
             value = await THREADS.run(self.function, **values)
             if inspect.isawaitable(value):
                 value = await value
+        else:
+            value = await self.function(**values)
         return to_result(value)
 
     @cached_property
@@ -107,7 +108,7 @@ class FunctionTool:
 
     def _check_parameters(self) -> None:
         try:
-            signature = inspect.signature(self.function)
+            signature = _signature(self.function)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"tool {self.name!r}: {self.function!r} has no signature") from error
         for position, parameter in enumerate(signature.parameters.values()):
@@ -216,7 +217,7 @@ class _Arguments:
         self.defaulted: set[str] = set()
         self.open = False
         fields: dict[str, Any] = {}
-        for name, parameter in inspect.signature(function).parameters.items():
+        for name, parameter in _signature(function).parameters.items():
             hint = hints.get(name, Any if parameter.annotation is parameter.empty else parameter.annotation)
             if _is_context(hint):
                 self.context_name = name
@@ -321,6 +322,15 @@ class _Arguments:
             )
             said.append(f"{name} ({kind or 'any'}{', optional' if name in self.defaulted else ''})")
         return ", ".join(said)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        # Annotations are evaluated late there, and some of their names may be for type checkers only.
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def _is_context(hint: Any) -> bool:

@@ -29,8 +29,8 @@ START_TIMEOUT = 30.0
 """Seconds a server has until it has listed its tools."""
 
 CALL_TIMEOUT = 120.0
-RESTARTS = 3
-"""How often a server that died is started again before it is given up."""
+RESTARTS = 10
+"""How often a server that died is started again, or reached again, before it is given up."""
 
 _CLOSE_TIMEOUT = 30.0
 _MOST_PAGES = 100
@@ -255,7 +255,8 @@ class _Server:
                 self._fail(ready, f"did not start within {self._start_timeout:g} s{errors.said()}")
             except Exception as error:
                 logger.info("MCP server %r", self.config.name, exc_info=True)
-                self._fail(ready, f"did not start: {_reason(error)}{errors.said()}")
+                what = "did not start" if self.config.url is None else "can't be reached"
+                self._fail(ready, f"{what}: {_reason(error)}{errors.said()}")
             finally:
                 errors.close()
 
@@ -305,7 +306,8 @@ class _Server:
             self._lost(connection)
             raise ToolError(f"MCP server {self.config.name!r} ended during the call") from None
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
+            # A service that was started anew says no to the session of its former life.
+            if error.code == CONNECTION_CLOSED or error.message == "Session terminated":
                 self._lost(connection)
                 raise ToolError(f"MCP server {self.config.name!r} ended during the call") from None
             raise ToolError(self.config.hidden(f"MCP server {self.config.name!r}: {error.message}")) from None
@@ -421,11 +423,16 @@ def _texts_of(blocks: Iterable[Any]) -> Iterable[str]:
         if block.type == "text":
             yield block.text
         elif block.type in ("image", "audio"):
-            yield f"[{block.type}: {block.mime_type}, {len(block.data) * 3 // 4:,} bytes]"
+            yield f"[{block.type}: {block.mime_type}, {_size(block.data):,} bytes]"
         elif block.type == "resource_link":
             yield f"[resource: {block.name}, {block.uri}]"
         elif getattr(block.resource, "text", None) is not None:
             yield block.resource.text
         else:
             kind = block.resource.mime_type or "unknown type"
-            yield f"[resource: {block.resource.uri}, {kind}, {len(block.resource.blob) * 3 // 4:,} bytes]"
+            yield f"[resource: {block.resource.uri}, {kind}, {_size(block.resource.blob):,} bytes]"
+
+
+def _size(encoded: str) -> int:
+    """Bytes that a base64 text stands for."""
+    return len(encoded) * 3 // 4 - encoded[-2:].count("=")

@@ -17,7 +17,7 @@ from msgspec.structs import replace as replace_fields
 
 from taskmill.errors import ToolArgumentsError, ToolError, ToolRefusedError
 from taskmill.sandbox.base import Sandbox
-from taskmill.tools.files import as_text, load
+from taskmill.tools.files import as_text, load, place, to_bytes
 
 _UNIFIED = re.compile(r"-\d+(?:,\d+)? \+\d+(?:,\d+)?(?: @@ ?(?P<anchor>.*))?\Z")
 
@@ -201,9 +201,9 @@ def change(path: str, text: str, hunks: Sequence[Hunk]) -> str:
         start = done
         for anchor in hunk.anchors:
             start = _after_anchor(path, lines, anchor, start, hunk)
-        place = _place(path, lines, start, hunk)
-        result += lines[done:place]
-        done = place
+        position = _position(path, lines, start, hunk)
+        result += lines[done:position]
+        done = position
         for sign, line in hunk.lines:
             if sign == "+":
                 result.append(line)
@@ -231,7 +231,7 @@ def _after_anchor(path: str, lines: Sequence[str], anchor: str, start: int, hunk
     )
 
 
-def _place(path: str, lines: Sequence[str], start: int, hunk: Hunk) -> int:
+def _position(path: str, lines: Sequence[str], start: int, hunk: Hunk) -> int:
     wanted = [text for sign, text in hunk.lines if sign != "+"]
     if not wanted:
         return start if hunk.anchors and not hunk.at_end else len(lines)
@@ -267,7 +267,7 @@ async def apply(patch: str, sandbox: Sandbox) -> str:
     Everything is read and worked out before the first file is written. If a write fails or is cancelled, the
     files written so far are put back.
     """
-    changes = [_normal(step, sandbox.root) for step in parse(patch)]
+    changes = [_normal(step, sandbox) for step in parse(patch)]
     before: dict[str, str | None] = {}
     now: dict[str, str | None] = {}
 
@@ -325,12 +325,12 @@ async def apply(patch: str, sandbox: Sandbox) -> str:
     return "Patch applied: " + ", ".join(said) + "."
 
 
-def _normal(step: FileChange, root: str) -> FileChange:
+def _normal(step: FileChange, sandbox: Sandbox) -> FileChange:
     """The change with one spelling for each path, so that a file named twice is one file."""
 
     def spelled(path: str) -> str:
-        path = posixpath.normpath(path)
-        return path.removeprefix(root.rstrip("/") + "/") if posixpath.isabs(path) else path
+        path = posixpath.normpath(place(sandbox, path))
+        return path.removeprefix(sandbox.cwd.rstrip("/") + "/")
 
     return replace_fields(
         step, path=spelled(step.path), target=None if step.target is None else spelled(step.target)
@@ -339,9 +339,9 @@ def _normal(step: FileChange, root: str) -> FileChange:
 
 async def _put(sandbox: Sandbox, path: str, content: str | None) -> None:
     if content is not None:
-        await sandbox.write_bytes(path, content.encode())
+        await sandbox.write_bytes(place(sandbox, path), to_bytes(content))
         return
     try:
-        await sandbox.remove(path)
+        await sandbox.remove(place(sandbox, path))
     except FileNotFoundError:
         pass  # put back before it was made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import posixpath
 import re
@@ -11,6 +12,7 @@ from typing import Any
 
 from taskmill.errors import ToolArgumentsError, ToolError
 from taskmill.sandbox.base import Sandbox
+from taskmill.tools.files import place
 from taskmill.tools.threads import THREADS
 
 MOST_FILES = 20_000
@@ -26,9 +28,9 @@ _SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache_
 
 async def by_name(sandbox: Sandbox, path: str, pattern: str, *, ignore_case: bool, limit: int) -> str:
     """The files under `path` whose name fits the glob, one a line."""
-    files, more = await _listed(sandbox, path)
+    path, files, more = await _listed(sandbox, path)
     fits = glob_matcher(pattern, ignore_case=ignore_case)
-    found = [posixpath.join(path, file) if path != "." else file for file in files if fits(file)]
+    found = [posixpath.join(path, file) for file in files if fits(file)]
     if not found:
         return f"No file fits {pattern!r} ({len(files):,} looked at{more})."
     lines = found[:limit]
@@ -56,7 +58,7 @@ async def by_content(
         raise ToolArgumentsError(
             f"argument 'pattern': {pattern!r} is no regular expression: {error}"
         ) from None
-    files, more = await _listed(sandbox, path)
+    path, files, more = await _listed(sandbox, path)
     if glob is not None:
         fits = glob_matcher(glob, ignore_case=ignore_case)
         files = [file for file in files if fits(file)]
@@ -69,9 +71,11 @@ async def by_content(
     chunk: list[tuple[str, str]] = []
     chunk_bytes = 0
     for position, file in enumerate(files):
-        name = posixpath.join(path, file) if path != "." else file
+        name = posixpath.join(path, file)
+        if position % 100 == 99:
+            await asyncio.sleep(0)  # files of a local workspace are read on the loop
         try:
-            data = await sandbox.read_bytes(name, limit=LARGEST_FILE + 1)
+            data = await sandbox.read_bytes(place(sandbox, name), limit=LARGEST_FILE + 1)
         except (OSError, ToolError):
             data = b"\0"  # gone meanwhile, or not for reading
         if len(data) > LARGEST_FILE or b"\0" in data[:8192]:
@@ -177,14 +181,14 @@ def _skip(states: set[int], wild: list[bool]) -> set[int]:
     return states
 
 
-async def _listed(sandbox: Sandbox, path: str) -> tuple[list[str], str]:
+async def _listed(sandbox: Sandbox, path: str) -> tuple[str, list[str], str]:
+    """The folder, the files under it (for a file: itself), and a word when there are more."""
+    path = "" if posixpath.normpath(path) == "." else path
     try:
-        files = await sandbox.list_files(path, limit=MOST_FILES)
+        files = await sandbox.list_files(place(sandbox, path), limit=MOST_FILES)
     except FileNotFoundError:
         raise ToolError(f"There is no folder {path!r}.") from None
     except NotADirectoryError:
-        raise ToolError(
-            f"{path!r} is a file; give the folder it is in as path, and its name as glob"
-        ) from None
+        return posixpath.dirname(path), [posixpath.basename(path)], ""
     more = f", only the first {MOST_FILES:,} files" if len(files) >= MOST_FILES else ""
-    return [file for file in files if _SKIPPED_FOLDERS.isdisjoint(file.split("/")[:-1])], more
+    return path, [file for file in files if _SKIPPED_FOLDERS.isdisjoint(file.split("/")[:-1])], more

@@ -1,0 +1,170 @@
+"""How a stored run stands, worked out from its files: needs no lock, changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from taskmill.batch.finish import session_seconds
+from taskmill.engine.dataset import index_rows
+from taskmill.engine.recall import recall
+from taskmill.engine.summary import StoredSample, Totals
+from taskmill.records import Usage
+from taskmill.store.ledger import Ledger
+from taskmill.store.run import RunDirectory
+
+NAMED = 20
+"""Rows that are named for each class of failure."""
+
+
+class Failure(Struct):
+    """Rows whose latest attempt failed, by class of error: the first message, and the first rows."""
+
+    type: str
+    message: str
+    count: int
+    rows: list[int]
+
+
+class Flight(Struct, frozen=True):
+    """A row that has finished calls in the journal and no recorded end."""
+
+    row: int
+    calls: int
+
+
+class RunStatus(Struct, frozen=True):
+    """How a run stands. `outcomes` has the states that occur and adds up to the plan; `seconds` is time worked."""
+
+    path: str
+    model: str
+    activity: str
+    outcomes: dict[str, int]
+    calls: int
+    usage: Usage
+    cost: float | None
+    seconds: float
+    sessions: int
+    failures: list[Failure]
+    in_flight: list[Flight]
+    note: str = ""
+
+
+class _Outcome(Struct):
+    rollout_id: str = ""
+    state: str = ""
+    error: dict[str, object] | None = None
+
+
+_decode = msgspec.json.Decoder(StoredSample).decode
+_decode_outcome = msgspec.json.Decoder(_Outcome).decode
+
+
+async def status_of(path: Path) -> RunStatus:
+    """Read the run in `path`.
+
+    Raises:
+        RunNotFoundError: there is no run there.
+    """
+    directory = RunDirectory(path)
+    directory.require()
+    config = directory.read_config() or {}
+    ledger = Ledger()
+    try:
+        note = _plan(ledger, config)
+        await recall(directory, ledger)
+        totals = _totals(directory)
+        sessions = [msgspec.json.decode(line) for _, line in directory.read_sessions()]
+        counts = {state: count for state, count in ledger.counts().items() if count}
+        return RunStatus(
+            path=str(path),
+            model=str(config.get("model", "")),
+            activity=_activity(directory, sessions),
+            outcomes=counts,
+            calls=totals.calls,
+            usage=totals.usage,
+            cost=None if totals.calls and totals.unpriced_calls == totals.calls else totals.cost,
+            seconds=session_seconds(sessions),
+            sessions=sum(line["event"] == "start" for line in sessions),
+            failures=_failures(directory, ledger),
+            in_flight=_in_flight(directory, ledger),
+            note=note,
+        )
+    finally:
+        ledger.close()
+
+
+def _plan(ledger: Ledger, config: dict[str, object]) -> str:
+    """Plan the stored run's dataset anew; says so where it is gone."""
+    dataset = Path(str(config.get("dataset_file", "")))
+    if not dataset.is_file():
+        return f"the dataset {str(dataset)!r} is not there, so what is left to do is not known"
+    limit = config.get("max_samples")
+    ledger.plan(index_rows(dataset, limit=limit if isinstance(limit, int) else None))
+    return ""
+
+
+def _activity(directory: RunDirectory, sessions: list[dict[str, object]]) -> str:
+    holder = directory.holder()
+    if holder is not None:
+        return f"running: pid {holder.pid} on {holder.host} since {holder.since}"
+    if not sessions:
+        return "not started"
+    last = sessions[-1]
+    if last["event"] == "start":
+        return f"its last session was killed (pid {last['pid']} on {last['host']}, started {last['at']})"
+    return f"{last['outcome']} {last['at']}"
+
+
+def _totals(directory: RunDirectory) -> Totals:
+    totals = Totals()
+    for shard in directory.shard_numbers():
+        for _, line in directory.read_shard(shard):
+            _add(totals, line)
+    for _, line in directory.read_outcomes():
+        _add(totals, line)
+    return totals
+
+
+def _add(totals: Totals, line: bytes) -> None:
+    try:
+        totals.add(_decode(line))
+    except msgspec.DecodeError:
+        pass  # such a line is no row; the merge counts it
+
+
+def _failures(directory: RunDirectory, ledger: Ledger) -> list[Failure]:
+    latest: dict[str, dict[str, object]] = {}
+    for _, line in directory.read_outcomes():
+        try:
+            outcome = _decode_outcome(line)
+        except msgspec.DecodeError:
+            continue
+        if outcome.state == "failed" and outcome.error is not None:
+            latest[outcome.rollout_id] = outcome.error
+    kinds: dict[str, Failure] = {}
+    for rollout_id, error in latest.items():
+        found = ledger.find(rollout_id)
+        if found is None or found.state != "failed":
+            continue
+        kind = str(error.get("type", ""))
+        failure = kinds.setdefault(kind, Failure(kind, str(error.get("message", "")), 0, []))
+        failure.count += 1
+        if len(failure.rows) < NAMED:
+            failure.rows.append(found.index)
+    return sorted(kinds.values(), key=lambda failure: -failure.count)
+
+
+def _in_flight(directory: RunDirectory, ledger: Ledger) -> list[Flight]:
+    calls: Counter[str] = Counter()
+    for rollout_id, number in directory.journal.calls():
+        calls[rollout_id] = max(calls[rollout_id], number + 1)
+    flights = []
+    for rollout_id, count in calls.items():
+        found = ledger.find(rollout_id)
+        if found is not None and found.state == "pending":
+            flights.append(Flight(found.index, count))
+    return sorted(flights, key=lambda flight: flight.row)

@@ -1,0 +1,201 @@
+"""The call journal: finished model calls of unfinished rollouts, so that a resume pays for none of them twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Raw, Struct
+
+from taskmill.errors import StoreError
+from taskmill.store.commit import GroupCommit
+from taskmill.store.files import AppendFile, make_directory, remove
+from taskmill.store.jsonl import lines
+
+_NAME = re.compile(r"calls_(\d+)\.jsonl")
+
+
+class JournalEntry(Struct, frozen=True):
+    """One finished call of a rollout: its number, the digest of its request, and the completion as it was recorded."""
+
+    number: int
+    digest: str
+    completion: bytes
+
+
+class _Place(Struct, frozen=True, array_like=True):
+    segment: int
+    offset: int
+
+
+class _Line(Struct, frozen=True):
+    rollout: str
+    number: int
+    digest: str
+    previous: _Place | None
+    completion: Raw
+
+
+class _Track(Struct):
+    """All that is kept in memory for a live rollout: its last entry, and the segments it has entries in."""
+
+    last: _Place
+    segments: set[int]
+
+
+class CallJournal:
+    """Finished calls by rollout, in segments that go when no rollout needs them any more.
+
+    Each entry names the place of the one before it in the same rollout, so memory is the same for a rollout of
+    five calls and of five hundred, and a gap (entries lost with the power) ends what is recalled instead of
+    going unnoticed.
+    """
+
+    def __init__(self, directory: Path, commit: GroupCommit, *, segment_bytes: int = 8 << 20) -> None:
+        self._directory = directory
+        self._commit = commit
+        self._segment_bytes = segment_bytes
+        self._tracks: dict[str, _Track] = {}
+        self._live: dict[int, int] = {}
+        self._active: AppendFile | None = None
+        self._retired: dict[int, AppendFile] = {}
+        self._number = 0
+
+    async def open(self, live: Callable[[str], bool]) -> None:
+        """Find the calls of rollouts that `live` still wants, and drop segments that hold none.
+
+        Lines that can't be read (a torn end) are passed over. New entries always go to a new segment.
+        """
+        for number in self._stored_segments():
+            self._live.setdefault(number, 0)
+            self._number = max(self._number, number)
+            for offset, line in lines(self._path(number)):
+                try:
+                    entry = _decoder.decode(line)
+                except (msgspec.DecodeError, RecursionError):
+                    continue
+                track = self._tracks.get(entry.rollout)
+                follows = entry.previous == (track.last if track else None)
+                if follows and live(entry.rollout):
+                    self._note(entry.rollout, _Place(number, offset))
+        self._sweep()
+
+    def calls(self) -> Iterator[tuple[str, int]]:
+        """`(rollout id, call number)` of every stored entry, read from the files: needs no lock and changes nothing."""
+        for number in self._stored_segments():
+            for _, line in lines(self._path(number)):
+                try:
+                    entry = _decoder.decode(line)
+                except (msgspec.DecodeError, RecursionError):
+                    continue
+                yield entry.rollout, entry.number
+
+    def recall(self, rollout_id: str) -> list[JournalEntry]:
+        """The calls of a rollout in order of number; where one was made anew, the later one and what followed it."""
+        track = self._tracks.get(rollout_id)
+        place = track.last if track else None
+        entries: list[JournalEntry] = []
+        while place is not None:
+            entry = self._read(place)
+            if not entries or entry.number < entries[-1].number:
+                entries.append(JournalEntry(entry.number, entry.digest, bytes(entry.completion)))
+            place = entry.previous
+        entries.reverse()
+        return entries
+
+    def record(self, rollout_id: str, number: int, digest: str, completion: bytes) -> Awaitable[None]:
+        """Write down a finished call; `completion` is one JSON value. Safe from a kill when this returns.
+
+        The awaitable resolves when the entry is on disk; a caller need not wait for it. Raises `StoreError`.
+        """
+        if b"\n" in completion:
+            raise ValueError("a completion in the journal must be JSON without line breaks")
+        file = self._file()
+        track = self._tracks.get(rollout_id)
+        line = _Line(rollout_id, number, digest, track.last if track else None, Raw(completion))
+        place = _Place(self._number, file.size)
+        written = self._commit.append(file, _encoder.encode(line) + b"\n")
+        self._note(rollout_id, place)
+        return written
+
+    def forget(self, rollout_id: str) -> None:
+        """Let go of a rollout whose own record is on disk."""
+        track = self._tracks.pop(rollout_id, None)
+        if track is None:
+            return
+        emptied = False
+        for segment in track.segments:
+            self._live[segment] -= 1
+            emptied = emptied or not self._live[segment]
+        if emptied:
+            self._sweep()
+
+    def close(self) -> None:
+        """Close the journal once the commit is flushed; what no live rollout needs is removed. May be called twice."""
+        self._retire()
+        self._sweep()
+
+    def _note(self, rollout_id: str, place: _Place) -> None:
+        track = self._tracks.get(rollout_id)
+        if track is None:
+            track = self._tracks[rollout_id] = _Track(place, set())
+        track.last = place
+        if place.segment not in track.segments:
+            track.segments.add(place.segment)
+            self._live[place.segment] = self._live.get(place.segment, 0) + 1
+
+    def _file(self) -> AppendFile:
+        if self._active is not None and self._active.size >= self._segment_bytes:
+            self._retire()
+            self._sweep()
+        if self._active is None:
+            make_directory(self._directory)
+            self._number += 1
+            self._active = AppendFile(self._path(self._number))
+            self._live[self._number] = 0
+        return self._active
+
+    def _retire(self) -> None:
+        if self._active is not None:
+            self._retired[self._number] = self._active
+            self._commit.close_file(self._active)
+            self._active = None
+
+    def _sweep(self) -> None:
+        """Remove segments without a live rollout. One that still waits for its sync is left for the next time."""
+        for segment in [number for number, count in self._live.items() if not count]:
+            if self._active is not None and segment == self._number:
+                continue
+            file = self._retired.get(segment)
+            if file is not None and not file.closed:
+                continue
+            remove(self._path(segment))
+            del self._live[segment]
+            self._retired.pop(segment, None)
+
+    def _read(self, place: _Place) -> _Line:
+        path = self._path(place.segment)
+        try:
+            with open(path, "rb") as file:
+                file.seek(place.offset)
+                return _decoder.decode(file.readline())
+        except (OSError, msgspec.DecodeError) as error:
+            raise StoreError(
+                f"{str(path)!r}: the journal entry at byte {place.offset} can't be read any more ({error}). "
+                "Remove the journal folder to go on without it; unfinished rollouts then start over."
+            ) from error
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"calls_{number:06}.jsonl"
+
+    def _stored_segments(self) -> list[int]:
+        if not self._directory.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Line)
