@@ -34,7 +34,7 @@ def fake_endpoint(*options: str) -> Iterator[str]:
     )
     assert process.stdout is not None
     try:
-        yield json.loads(process.stdout.readline())["base_url"]
+        yield json.loads(process.stdout.readline())["url"]
     finally:
         process.terminate()
         process.wait(10)

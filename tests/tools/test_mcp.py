@@ -216,3 +216,10 @@ def test_a_configuration_from_a_file(tmp_path):
         read_servers(path)
     with pytest.raises(ConfigurationError, match="can't be read"):
         read_servers(tmp_path / "nowhere.json")
+
+
+async def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'taskmill\[mcp\]'"):
+        async with open_mcp(config()):
+            pass

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from taskmill import __version__
+from taskmill._version import __version__
 from taskmill.batch.finish import checkpoint, endpoint_history, merge, now, session_seconds, statistics
 from taskmill.batch.rows import Rolled, RowMill
 from taskmill.batch.settings import BatchSettings

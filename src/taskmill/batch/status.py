@@ -154,7 +154,7 @@ def _failures(directory: RunDirectory, ledger: Ledger) -> list[Failure]:
         failure = kinds.setdefault(kind, Failure(kind, str(error.get("message", "")), 0, []))
         failure.count += 1
         if len(failure.rows) < NAMED:
-            failure.rows.append(found.index)
+            failure.rows.append(found.row)
     return sorted(kinds.values(), key=lambda failure: -failure.count)
 
 
@@ -166,5 +166,5 @@ def _in_flight(directory: RunDirectory, ledger: Ledger) -> list[Flight]:
     for rollout_id, count in calls.items():
         found = ledger.find(rollout_id)
         if found is not None and found.state == "pending":
-            flights.append(Flight(found.index, count))
+            flights.append(Flight(found.row, count))
     return sorted(flights, key=lambda flight: flight.row)

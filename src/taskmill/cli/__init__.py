@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from taskmill import __version__
+from taskmill._version import __version__
 from taskmill.errors import TaskmillError
 
 EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130

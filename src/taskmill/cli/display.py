@@ -13,6 +13,8 @@ from taskmill.engine.progress import Progress
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
+QUIET_SECONDS = 60.0
+"""A run that gets nothing done says so once a minute."""
 
 
 def duration(seconds: float | None) -> str:
@@ -91,6 +93,10 @@ async def _paint_live(progress: Progress) -> None:
 
 
 async def _print_lines(progress: Progress) -> None:
+    told, silent = -1, 0.0
     while True:
         await asyncio.sleep(LINE_SECONDS)
-        print(progress_line(progress), file=sys.stderr, flush=True)
+        silent += LINE_SECONDS
+        if progress.total and (progress.finished != told or silent >= QUIET_SECONDS):
+            told, silent = progress.finished, 0.0
+            print(progress_line(progress), file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ from msgspec import Struct
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from taskmill import __version__
+from taskmill._version import __version__
 from taskmill.errors import (
     BadRequestError,
     ConfigurationError,

@@ -141,7 +141,9 @@ def shortened(text: str, limit: int) -> str:
 
 def _defused(text: str) -> str:
     # The server reads control tokens (<|im_end|>) out of text too; what a tool printed must not end its own turn.
-    return text.replace("<|", "< |") if "<|" in text else text
+    # And it refuses a request with an unpaired surrogate in it.
+    text = text.replace("<|", "< |") if "<|" in text else text
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _first_sentence(text: str) -> str:

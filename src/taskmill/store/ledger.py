@@ -65,7 +65,7 @@ class Settlement(NamedTuple):
 class Found(NamedTuple):
     """A planned row by its rollout id: its index, and how it stands."""
 
-    index: int
+    row: int
     state: str
 
 
