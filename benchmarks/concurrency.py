@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.overhead import fake_endpoint
+from taskmill.testing.endpoint import EndpointProcess
 
 ROWS, WORKERS, LATENCY, GOAL = 2000, 500, 1.0, 1.25
 
@@ -41,10 +41,14 @@ async def wall_seconds(url: str) -> float:
 
 def run() -> list[tuple[str, float, float | None]]:
     """Rows of the benchmark table: name, ratio, goal."""
-    with fake_endpoint("--script", "answer", "--latency", str(LATENCY)) as url:
+    with EndpointProcess("--script", "answer", "--latency", str(LATENCY)) as endpoint:
         ideal = ROWS * LATENCY / WORKERS
         return [
-            ("wall time of 2,000 rows by 500 workers / ideal", asyncio.run(wall_seconds(url)) / ideal, GOAL)
+            (
+                "wall time of 2,000 rows by 500 workers / ideal",
+                asyncio.run(wall_seconds(endpoint.url)) / ideal,
+                GOAL,
+            )
         ]
 
 

@@ -37,7 +37,7 @@ async def batch(rows: int) -> None:
 
 def peak_kib(rows: int) -> float:
     command = [sys.executable, "-m", "benchmarks.memory", str(rows)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def run() -> list[tuple[str, float, float | None]]:

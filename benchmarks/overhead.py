@@ -14,34 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from taskmill.testing.endpoint import EndpointProcess
 
 ROLLOUTS = 2000
 WIDTH = 50
 GOAL = 1.6
 
 
-@contextmanager
-def fake_endpoint(*options: str) -> Iterator[str]:
-    """A fake endpoint in another process; yields its base URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "taskmill.testing.endpoint", "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())["url"]
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-async def bare(url: str, prompts: list[str]) -> None:
-    """Two calls and a tool a rollout, nothing else."""
+async def bare(url: str, prompts: list[str]) -> float:
+    """CPU seconds of two calls and a tool a rollout, nothing else."""
     import aiohttp
     import orjson
 
@@ -61,6 +45,7 @@ async def bare(url: str, prompts: list[str]) -> None:
     ]
     headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
     pending = iter(prompts)
+    before = time.process_time()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
         async def ask(messages: list[Any]) -> Any:
@@ -81,9 +66,10 @@ async def bare(url: str, prompts: list[str]) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(WIDTH):
                 group.create_task(work())
+    return time.process_time() - before
 
 
-async def mill(url: str, prompts: list[str]) -> None:
+async def mill(url: str, prompts: list[str]) -> float:
     """The same by `BatchRunner`."""
     from taskmill import BatchRunner, tool
 
@@ -106,11 +92,15 @@ async def mill(url: str, prompts: list[str]) -> None:
             num_workers=WIDTH,
             output_dir=Path(folder),
             tools=[add],
+            discard_without_reasoning=False,
         )
+        before = time.process_time()
         await runner.run()
+        taken = time.process_time() - before
         done = json.loads((Path(folder) / "overhead" / "statistics.json").read_text())
         assert done["outcomes"]["completed"] == len(prompts), done["outcomes"]
         assert done["api_calls"] == 2 * len(prompts)
+        return taken
 
 
 def child(kind: str, url: str, uvloop: bool) -> None:
@@ -124,20 +114,20 @@ def child(kind: str, url: str, uvloop: bool) -> None:
     else:
         start = asyncio.run
     start(run(url, prompts[:100]))
-    before = time.process_time()
-    start(run(url, prompts))
-    print(time.process_time() - before)
+    print(start(run(url, prompts)))
 
 
 def measure(url: str, kind: str, *options: str) -> float:
     """CPU seconds of one child."""
     command = [sys.executable, "-m", "benchmarks.overhead", kind, url, *options]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def run() -> list[tuple[str, float, float | None]]:
     """Rows of the benchmark table: name, ratio, goal."""
-    with fake_endpoint("--script", "tool_then_answer") as url:
+    options = ("--script", "tool_then_answer", "--tool", "add", "--arguments", '{"a": 1, "b": 2}')
+    with EndpointProcess(*options) as endpoint:
+        url = endpoint.url
         pairs = [(measure(url, "bare"), measure(url, "mill")) for _ in range(3)]
         ratio = statistics.median(taken / plain for plain, taken in pairs)
         fast_pairs = [(measure(url, "bare", "uvloop"), measure(url, "mill", "uvloop")) for _ in range(2)]

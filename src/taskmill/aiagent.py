@@ -316,7 +316,7 @@ class AIAgent:
         directory, self._directory = self._directory, None
         try:
             for context in contexts.values():
-                await context.sandbox.close()
+                await context.close()
         finally:
             if directory is not None:
                 from taskmill.store.files import remove_tree

@@ -149,16 +149,23 @@ class Trace(Struct, frozen=True, omit_defaults=True):
     @property
     def usage(self) -> Usage:
         """Tokens of all calls together."""
-        total = Usage()
-        for call in self.calls:
-            total = total + call.usage
-        return total
+        used = [call.usage for call in self.calls]
+        return Usage(
+            sum([u.input_tokens for u in used]),
+            sum([u.output_tokens for u in used]),
+            sum([u.cached_tokens for u in used]),
+            sum([u.reasoning_tokens for u in used]),
+        )
 
     @property
     def cost(self) -> float | None:
         """US dollars of all calls, or `None` as soon as one price is unknown."""
-        costs = [call.cost for call in self.calls]
-        return None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs)
+        total = 0.0
+        for call in self.calls:
+            if call.cost is None:
+                return None
+            total += call.cost
+        return total
 
     @property
     def has_reasoning(self) -> bool:

@@ -41,13 +41,15 @@ def asking(prompt: str, **settings: object) -> Request:
     return Request((Message("user", prompt),), **settings)
 
 
-def after_tool_turns(count: int) -> Request:
+def after_tool_turns(count: int, *, success: bool = True) -> Request:
     turns = [Message("user", "Print the date.")]
     for number in range(count):
         turns.append(
             Message("assistant", tool_calls=(ToolCall(f"c{number}", "terminal", '{"command": "date"}'),))
         )
-        turns.append(Message("tool", "Mon 1 Jan", tool_call_id=f"c{number}", name="terminal", success=True))
+        turns.append(
+            Message("tool", "Mon 1 Jan", tool_call_id=f"c{number}", name="terminal", success=success)
+        )
     return Request(tuple(turns), tools=TOOLS, sampling=Sampling(seed=1))
 
 
@@ -73,19 +75,27 @@ class TestTheRule:
     """When a turn must, may and can't be a tool call."""
 
     @pytest.mark.parametrize(
-        ("turns", "expected"), [(0, "must"), (1, "may"), (2, "may"), (3, "never"), (4, "never")]
+        ("turns", "success", "expected"),
+        [(0, True, "must"), (1, True, "never"), (1, False, "may"), (2, True, "never"), (2, False, "never")],
     )
-    def test_call_first_then_choose_then_answer(self, turns: int, expected: str) -> None:
-        assert how_to_call(after_tool_turns(turns)) == expected
+    def test_call_first_then_answer_and_choose_only_after_a_failure(
+        self, turns: int, success: bool, expected: str
+    ) -> None:
+        assert how_to_call(after_tool_turns(turns, success=success), led=True) == expected
 
     def test_a_new_question_starts_anew(self) -> None:
         request = after_tool_turns(3)
         again = msgspec.structs.replace(request, messages=(*request.messages, Message("user", "And now?")))
-        assert how_to_call(again) == "must"
+        assert how_to_call(again, led=True) == "must"
 
-    def test_no_call_without_tools_or_when_they_are_switched_off(self) -> None:
-        assert how_to_call(asking("Hello")) == "never"
-        assert how_to_call(asking("Hello", tools=TOOLS, tool_choice="none")) == "never"
+    @pytest.mark.parametrize("turns", [0, 1, 5])
+    def test_a_model_of_the_users_own_chooses_every_time(self, turns: int) -> None:
+        assert how_to_call(after_tool_turns(turns), led=False) == "may"
+
+    @pytest.mark.parametrize("led", [True, False])
+    def test_no_call_without_tools_or_when_they_are_switched_off(self, led: bool) -> None:
+        assert how_to_call(asking("Hello"), led=led) == "never"
+        assert how_to_call(asking("Hello", tools=TOOLS, tool_choice="none"), led=led) == "never"
 
 
 class TestWithoutTheWheels:
@@ -186,8 +196,8 @@ class TestAnswers:
         assert completion.message.reasoning.startswith("The user wants")
         assert completion.finish_reason == "tool_calls"
 
-    async def test_it_answers_after_enough_tool_turns(self, model: EmbeddedModel) -> None:
-        completion = await model.complete(after_tool_turns(3))
+    async def test_it_answers_after_an_observation(self, model: EmbeddedModel) -> None:
+        completion = await model.complete(after_tool_turns(1))
         assert completion.message.tool_calls == ()
         assert completion.message.content.strip()
 
@@ -196,11 +206,11 @@ class TestAnswers:
         assert completion.message.tool_calls == ()
 
     async def test_calls_of_one_conversation_have_different_ids(self, model: EmbeddedModel) -> None:
-        requests = [after_tool_turns(0), after_tool_turns(1), after_tool_turns(2)]
-        answers = await asyncio.gather(*(model.complete(request) for request in requests))
-        ids = [call.id for answer in answers for call in answer.message.tool_calls]
-        assert ids
-        assert len(set(ids)) == len(ids)
+        first = asking("Run the date command.", tools=TOOLS, sampling=Sampling(seed=1))
+        second = Request((*first.messages, *first.messages), tools=TOOLS, sampling=first.sampling)
+        answers = await asyncio.gather(model.complete(first), model.complete(second))
+        (one,), (other,) = (answer.message.tool_calls for answer in answers)
+        assert one.id != other.id
 
     async def test_a_seed_gives_the_same_text_and_another_seed_another(self, model: EmbeddedModel) -> None:
         def tale(seed: int) -> Request:

@@ -10,6 +10,7 @@ import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
+from random import Random
 from typing import Any
 
 import pytest
@@ -188,6 +189,29 @@ async def test_a_storm_of_429_is_ridden_out() -> None:
         assert service.limit.snapshot().refusals == 3
 
 
+async def test_amid_all_faults_at_once_every_call_is_answered_and_no_place_leaks() -> None:
+    random = Random(5)
+    faults = [
+        rate_limited(0.02),
+        refusal(500),
+        half_answer(),
+        hang_up(),
+        garbage(),
+        error_in_200(),
+        silence(),
+    ]
+
+    def script(body: dict[str, Any]) -> Step:
+        return random.choice([answer("ok")] * 6 + faults)
+
+    async with serving(script, timeout=SHORT, keep_alive=0.05, drop_kept=10) as (_, model):
+        service = Retrying(model, policy=RetryPolicy(attempts=60, base=0.01, longest=0.05), random=random)
+        answers = await asyncio.gather(*[service.complete(REQUEST) for _ in range(100)])
+        assert [completion.message.content for completion in answers] == ["ok"] * 100
+        now = service.limit.snapshot()
+        assert (now.in_flight, now.waiting) == (0, 0)
+
+
 # -- connections ----------------------------------------------------------------------------------------------
 
 
@@ -314,6 +338,22 @@ async def test_a_seed_that_is_refused_is_dropped_with_one_warning(caplog: pytest
     assert [record.levelname for record in caplog.records if "seed" in record.getMessage()] == ["WARNING"]
 
 
+async def test_a_seed_that_was_not_the_trouble_is_kept() -> None:
+    async with serving(refusal(422, "temperature is out of range, got {'seed': 7, 'temperature': 9}")) as (
+        _,
+        model,
+    ):
+        seeded = Request(REQUEST.messages, sampling=Sampling(seed=7))
+        for _n in range(2):
+            with pytest.raises(BadRequestError):
+                await model.complete(seeded)
+    async with serving([refusal(422, "'seed': 7"), refusal(422, "no"), answer("hi")]) as (endpoint, model):
+        with pytest.raises(BadRequestError):
+            await model.complete(seeded)
+        await model.complete(seeded)
+        assert endpoint.requests[-1].body["seed"] == 7
+
+
 async def test_a_length_limit_of_the_other_name_is_tried() -> None:
     def script(body: dict[str, Any]) -> Step | str:
         if "max_tokens" in body:
@@ -389,10 +429,19 @@ def test_a_timeout_that_never_ends_or_never_starts_is_refused(field: str, value:
         Timeouts(**{field: value})
 
 
-@pytest.mark.parametrize("base_url", ["", "localhost:8000/v1", "ftp://host/v1", "http://", "/v1"])
+@pytest.mark.parametrize(
+    "base_url",
+    ["", "localhost:8000/v1", "ftp://host/v1", "http://", "/v1", "http://[::1", "http://h:port/v1"],
+)
 def test_an_address_that_is_none_is_refused(base_url: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url"):
         EndpointModel("m", base_url=base_url)
+
+
+def test_two_ways_to_log_in_are_one_too_many() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EndpointModel("m", base_url="http://user:word@h/v1", api_key="k")
+    assert "word" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["a b", "a\nb", "é", "“quoted”"])

@@ -246,6 +246,16 @@ async def test_closing_removes_the_container_and_the_workspace(docker, sandbox, 
         await sandbox.run("true", timeout=30)
 
 
+async def test_what_the_containers_root_made_is_deleted_by_it(docker, sandboxes, monkeypatch, tmp_path):
+    sandbox = sandboxes(image="good:1")
+    await sandbox.run("mkdir -p a/b; touch .hidden ..odd a/b/c", timeout=30)
+    (workspace,) = tmp_path.glob("sandboxes/*/workspace")
+    monkeypatch.setattr("taskmill.sandbox.docker.clear", lambda place: None)
+    monkeypatch.setattr("taskmill.sandbox.docker.os.getuid", lambda: 1000)
+    await sandbox.close()
+    assert list(workspace.iterdir()) == []
+
+
 async def test_containers_of_a_killed_run_are_swept_and_no_others(docker, tmp_path):
     mine, other = tmp_path / "mine", tmp_path / "other"
     left = open_sandboxes(directory=mine).create("a", image="good:1")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct
 
 from taskmill.batch.settings import BatchSettings
 from taskmill.engine.summary import StoredSample, Totals
+from taskmill.errors import RunAbortedError
 from taskmill.models.base import Model
 from taskmill.programs.row import NOT_JSON, row_fault, usage_fields
 from taskmill.store.ledger import Ledger
@@ -27,31 +27,45 @@ _decode = msgspec.json.Decoder(StoredSample).decode
 
 
 class Merge(Struct):
-    """What the pass over a run found. `left_out` counts by reason the shard rows that are in no merged file."""
+    """What the pass over a run found.
+
+    `left_out` counts by reason the shard rows that are in no merged file; `not_counted` are in it, but made by
+    another program whose counts can't be read.
+    """
 
     totals: Totals
     written: int = 0
+    not_counted: int = 0
     left_out: Counter[str] = msgspec.field(default_factory=Counter)
     discard_reasons: Counter[str] = msgspec.field(default_factory=Counter)
 
 
-def merge(run: RunDirectory, known_tools: Iterable[str]) -> Merge:
-    """Write `trajectories.jsonl` anew and add up everything stored. Reads each byte once, keeps no row."""
+def merge(
+    run: RunDirectory, known_tools: Iterable[str], given_up: Callable[[], bool] = lambda: False
+) -> Merge:
+    """Write `trajectories.jsonl` anew and add up everything stored. Reads each byte once, keeps no row.
+
+    Raises `RunAbortedError`, and leaves the file as it was, once `given_up()` is true.
+    """
     known = frozenset(known_tools)
     result = Merge(Totals())
 
     def valid_rows() -> Iterator[bytes]:
         for shard in run.shard_numbers():
             for _, line in run.read_shard(shard):
+                if given_up():
+                    raise RunAbortedError("the merge was interrupted; a resume makes it anew")
                 fault = row_fault(line, known)
+                if fault != NOT_JSON:
+                    try:
+                        result.totals.add(_decode(line))
+                    except msgspec.ValidationError:
+                        result.not_counted += 1
                 if fault is None:
-                    result.totals.add(_decode(line))
                     result.written += 1
                     yield line + b"\n"
                 else:
                     result.left_out[fault] += 1
-                    if fault != NOT_JSON:
-                        result.totals.add(_decode(line))
 
     run.write_trajectories(valid_rows())
     for _, line in run.read_outcomes():
@@ -103,7 +117,11 @@ def statistics(
         "unpriced_calls": totals.unpriced_calls,
         "skipped_lines": skipped_lines,
         "stored_but_not_in_dataset": surplus,
-        "trajectories": {"written": found.written, "left_out": dict(found.left_out)},
+        "trajectories": {
+            "written": found.written,
+            "left_out": dict(found.left_out),
+            "not_counted": found.not_counted,
+        },
         "sandbox": sandbox,
         "endpoint": dict(endpoint),
     }
@@ -167,14 +185,6 @@ def last_write(path: Path) -> str | None:
         return None
     newest = max((entry.stat().st_mtime for entry in path.iterdir() if entry.is_file()), default=None)
     return None if newest is None else datetime.fromtimestamp(newest, UTC).isoformat(timespec="milliseconds")
-
-
-def public_url(url: str | None) -> str | None:
-    """An address without what may be secret in it: user, password, query."""
-    if url is None:
-        return None
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def now() -> str:

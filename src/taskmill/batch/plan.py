@@ -88,7 +88,7 @@ async def plan_of(runner: BatchRunner) -> Plan:
     settings = runner.settings
     ledger = Ledger()
     try:
-        skipped = await runner.plan(ledger)
+        indexed = await runner.plan(ledger)
         directory = RunDirectory(runner.path)
         await recall(directory, ledger)
         done = ledger.done_count
@@ -97,7 +97,7 @@ async def plan_of(runner: BatchRunner) -> Plan:
         return Plan(
             run=str(runner.path),
             rows=ledger.total,
-            skipped_lines=skipped,
+            skipped_lines=indexed.skipped,
             done=done,
             batches=-(-ledger.total // settings.batch_size),
             model=runner.model_name,

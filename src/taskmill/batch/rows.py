@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
-from operator import add
+from functools import partial
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
 from taskmill.engine.dataset import PromptRow, extra_json, task_fields
-from taskmill.errors import SandboxError
 from taskmill.models.base import Model
 from taskmill.models.journaled import Journaled
-from taskmill.programs.agent import AgentRun, AgentSettings, error_record
+from taskmill.programs.agent import AgentRun, AgentSettings
 from taskmill.programs.row import trajectory_row, usage_fields
-from taskmill.records import Message, State, Trace, Usage
+from taskmill.records import State, Trace
 from taskmill.sandbox.base import SandboxFactory
 from taskmill.store.journal import CallJournal
 from taskmill.store.ledger import PlannedRow
@@ -62,8 +62,9 @@ class RowMill:
         """Set a row up; nothing runs yet."""
         rollout_id = planned.rollout_id
         toolsets, tools = self._toolkit.draw(rollout_id)
-        sandbox = self._sandboxes.create(rollout_id, image=row.image, cwd=row.cwd)
-        box = ToolBox(tools, ToolContext(rollout_id, sandbox), result_limit=self._settings.tool_result_limit)
+        make_sandbox = partial(self._sandboxes.create, rollout_id, image=row.image, cwd=row.cwd)
+        context = ToolContext(rollout_id, make_sandbox)
+        box = ToolBox(tools, context, result_limit=self._settings.tool_result_limit)
         agent = AgentRun(
             rollout_id=rollout_id,
             prompt=row.prompt,
@@ -76,19 +77,6 @@ class RowMill:
             toolsets=toolsets,
         )
         return RowRun(agent, box, self._settings.discard_without_reasoning)
-
-    def refused(self, planned: PlannedRow, row: PromptRow, error: SandboxError) -> Rolled:
-        """A row whose sandbox can't be had: it failed before anything was said."""
-        trace = Trace(
-            id=planned.rollout_id,
-            state="failed",
-            messages=(Message("user", row.prompt),),
-            task=task_fields(row),
-            model=self._model.name,
-            stop_reason="error",
-            errors=(error_record(error),),
-        )
-        return Rolled(trace, "failed", "")
 
     def record(
         self,
@@ -109,7 +97,7 @@ class RowMill:
             timestamp=timestamp,
             task_key=planned.key.hex(),
             task_detail=planned.detail.hex(),
-            row_fields=extra_json(row),
+            row=extra_json(row),
             billed=billed(rolled.trace, billed_before),
         )
 
@@ -127,7 +115,7 @@ class RowRun:
         try:
             await self._agent.drive()
         finally:
-            await self._box.context.sandbox.close()
+            await self._box.context.close()
 
     def result(self) -> Rolled:
         """What was had so far, and how it is recorded."""
@@ -144,7 +132,9 @@ def billed(trace: Trace, before: int) -> Mapping[str, Any]:
     journal, and they must not be paid for twice in the sums.
     """
     new = [call for number, call in enumerate(trace.calls) if number >= before or not call.replayed]
-    usage = reduce(add, (call.usage for call in new), Usage())
-    costs = [call.cost for call in new]
-    cost = None if any(c is None for c in costs) else float(sum(c or 0.0 for c in costs))
-    return {"calls": len(new), "usage": usage_fields(usage), "cost": cost}
+    if len(new) == len(trace.calls):
+        usage, cost = trace.usage, trace.cost
+    else:
+        part = replace(trace, calls=tuple(new))
+        usage, cost = part.usage, part.cost
+    return {"calls": len(new), "usage": usage_fields(usage), "cost": None if cost is None else float(cost)}

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -14,19 +15,28 @@ import msgspec
 from msgspec.structs import replace
 
 from taskmill._version import __version__
-from taskmill.batch.finish import checkpoint, endpoint_history, merge, now, session_seconds, statistics
+from taskmill.batch.finish import (
+    Merge,
+    checkpoint,
+    endpoint_history,
+    merge,
+    now,
+    session_seconds,
+    statistics,
+)
 from taskmill.batch.rows import Rolled, RowMill
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
-from taskmill.engine.dataset import DatasetReader, PromptRow
+from taskmill.engine.collector import patient_collector
+from taskmill.engine.dataset import DatasetReader, Indexed, PromptRow
 from taskmill.engine.gate import FailureGate
 from taskmill.engine.progress import Progress
 from taskmill.engine.recall import PriorAttempts, recall
 from taskmill.engine.scheduler import run_lanes
-from taskmill.errors import RunAbortedError, SandboxError, StoreError
+from taskmill.errors import RunAbortedError, StoreError
 from taskmill.models.base import Model
 from taskmill.programs.agent import error_record
-from taskmill.records import ErrorRecord, State
+from taskmill.records import DONE_STATES, ErrorRecord, State
 from taskmill.sandbox.base import SandboxFactory
 from taskmill.store.jsonl import encode_row
 from taskmill.store.ledger import Ledger, PlannedRow, Settlement
@@ -53,7 +63,7 @@ class BatchRun:
         model: Model,
         sandboxes: SandboxFactory,
         confinement: str,
-        skipped: int,
+        indexed: Indexed,
         last_write: str | None,
     ) -> None:
         self._settings = settings
@@ -64,12 +74,13 @@ class BatchRun:
         self._model = model
         self._sandboxes = sandboxes
         self._confinement = confinement
-        self._skipped = skipped
+        self._indexed = indexed
         self._last_write = last_write
         self._gate = FailureGate(settings.max_failures)
         self._prior = PriorAttempts()
         self._settlement = Settlement(0, 0)
         self._next_checkpoint = 0
+        self._problem: Exception | None = None
 
     async def carry_out(self) -> None:
         """Run what is pending and bring checkpoint, merged file and statistics up to date.
@@ -91,13 +102,15 @@ class BatchRun:
         )
         outcome = "failed"
         try:
-            await self._run_pending()
+            with patient_collector():
+                await self._run_pending()
             outcome = "gave_up" if self._gate.closed else "finished"
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
             await self._end(outcome)
+        self._raise_problem()
         if outcome == "gave_up":
             raise RunAbortedError(self._gate.reason())
 
@@ -115,7 +128,7 @@ class BatchRun:
     # -- running --------------------------------------------------------------------------------------------
 
     async def _run_pending(self) -> None:
-        dataset = DatasetReader(self._settings.dataset_file)
+        dataset = DatasetReader(self._settings.dataset_file, self._indexed.stamp)
         mill = RowMill(
             self._settings,
             model=self._model,
@@ -145,6 +158,7 @@ class BatchRun:
         number, rows = batch
         try:
             for planned in rows:
+                self._raise_problem()
                 if self._gate.closed:
                     return
                 await self._run_row(mill, planned, dataset.read(planned), number)
@@ -152,14 +166,9 @@ class BatchRun:
             self._directory.close_shard(number)
 
     async def _run_row(self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int) -> None:
+        run = mill.start(planned, row)
         record = partial(self._record, mill, planned, row, batch)
         self._progress.in_flight += 1
-        try:
-            run = mill.start(planned, row)
-        except SandboxError as error:
-            self._progress.in_flight -= 1
-            record(mill.refused(planned, row, error))
-            return
         try:
             await run.drive()
         except asyncio.CancelledError:
@@ -179,26 +188,26 @@ class BatchRun:
         """Store how a row ended. One write, done when this returns; acknowledged once it is on disk."""
         trace, state, reason = rolled
         rollout_id = planned.rollout_id
-        attempt, recorded_calls = self._prior.of(rollout_id)
+        attempts, recorded_calls = self._prior.of(rollout_id)
         fields = mill.record(rolled, planned, row, batch=batch, timestamp=now(), billed_before=recorded_calls)
         if state in ("completed", "partial"):
-            acknowledged = self._directory.append_row(batch, encode_row(fields))
+            acknowledged = self._directory.append_row(batch, encode_row(fields, finite=True))
         else:
             error = trace.errors[-1] if trace.errors else None
-            outcome = {"state": state, "reason": reason, "attempt": attempt, "error": error, **fields}
+            outcome = {"state": state, "reason": reason, "attempt": attempts + 1, "error": error, **fields}
             acknowledged = self._directory.append_outcome(encode_row(msgspec.to_builtins(outcome)))
-        self._ledger.mark(planned.index, state)
         self._judge(planned, state, trace.errors[-1] if trace.errors else None)
+        billed = fields["billed"]
         told = {
             "prompt_index": planned.index,
             "rollout_id": rollout_id,
             "batch": batch,
             "prompt": row.prompt[: self._settings.log_prefix_chars],
             "reason": reason or trace.stop_reason,
-            "calls": fields["billed"]["calls"],
+            "calls": billed["calls"],
             "tool_calls": len(trace.tool_events),
-            "tokens": trace.usage.input_tokens + trace.usage.output_tokens,
-            "cost": fields["billed"]["cost"],
+            "tokens": billed["usage"]["input_tokens"] + billed["usage"]["output_tokens"],
+            "cost": billed["cost"],
         }
         asyncio.ensure_future(acknowledged).add_done_callback(partial(self._acknowledged, state, told))
 
@@ -216,11 +225,23 @@ class BatchRun:
     def _acknowledged(self, state: State, told: Mapping[str, Any], done: asyncio.Future[None]) -> None:
         if done.cancelled() or done.exception() is not None:
             return
-        if state in ("completed", "partial", "discarded"):
+        try:
+            self._count(state, told)
+        except Exception as problem:  # raised again where it ends the run: here, the loop would only log it
+            self._problem = self._problem or problem
+
+    def _count(self, state: State, told: Mapping[str, Any]) -> None:
+        """Take a row whose record is on disk into ledger, counts and checkpoint."""
+        self._ledger.mark(told["prompt_index"], state)
+        if state in DONE_STATES:
             self._directory.journal.forget(told["rollout_id"])
         self._progress.recorded(state, **told)
         if self._progress.reused + self._progress.finished >= self._next_checkpoint:
             self._write_checkpoint()
+
+    def _raise_problem(self) -> None:
+        if self._problem is not None:
+            raise self._problem
 
     # -- summing up -----------------------------------------------------------------------------------------
 
@@ -234,8 +255,7 @@ class BatchRun:
         )
 
     async def _write_results(self) -> None:
-        """Merge and count in a thread: the pass over the files must not hold up an interrupt."""
-        found = await asyncio.to_thread(merge, self._directory, self._toolkit.known_tools)
+        found = await self._merged()
         self._directory.write_statistics(
             statistics(
                 found,
@@ -243,7 +263,7 @@ class BatchRun:
                 model=self._model.name,
                 counts=self._ledger.counts(),
                 surplus=self._settlement.surplus,
-                skipped_lines=self._skipped,
+                skipped_lines=self._indexed.skipped,
                 known_tools=self._toolkit.known_tools,
                 seconds=session_seconds(
                     msgspec.json.decode(line) for _, line in self._directory.read_sessions()
@@ -252,6 +272,19 @@ class BatchRun:
                 sandbox=self._confinement,
             )
         )
+
+    async def _merged(self) -> Merge:
+        """Merge and count in a thread: the pass over the files must not hold up an interrupt, nor outlive one."""
+        given_up = threading.Event()
+        work = asyncio.ensure_future(
+            asyncio.to_thread(merge, self._directory, self._toolkit.known_tools, given_up.is_set)
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            given_up.set()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
 
     def _note_session(self, event: str, **fields: Any) -> None:
         self._directory.append_session(encode_row({"event": event, "at": now(), **fields}))

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from taskmill.batch.finish import last_write, public_url
+from taskmill.batch.finish import last_write
 from taskmill.batch.run import BatchRun
 from taskmill.batch.settings import POLICY_FIELDS, BatchSettings, check_settings
+from taskmill.batch.told import log_events
 from taskmill.batch.toolkit import OWN, Toolkit, chances_of
-from taskmill.engine.dataset import SkippedLine, index_rows, require_file
+from taskmill.engine.dataset import FileStamp, Indexed, SkippedLine, index_rows, require_file
 from taskmill.engine.progress import Progress
 from taskmill.errors import RunAbortedError
 from taskmill.models.base import Model
-from taskmill.models.choose import open_model
+from taskmill.models.choose import is_embedded, open_model
 from taskmill.models.endpoint import Timeouts
+from taskmill.models.families import public_url
 from taskmill.models.retry import RetryPolicy
 from taskmill.sandbox.base import SandboxLimits
 from taskmill.sandbox.choose import describe, open_sandboxes
+from taskmill.sandbox.leftovers import sweep_leftovers
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
 from taskmill.tools.base import Tool
@@ -48,7 +51,9 @@ class BatchRunner:
         mcp_servers: MCP servers by name, whose tools are offered to every row.
         prices: US dollars per million tokens by model, for what the price table doesn't know.
         sandbox_limits: what a row's processes may use.
-        on_event: called with a mapping for each thing that happens, once it is on disk.
+        on_event: called with a mapping for each thing that happens, once it is on disk. Without it, warnings and
+            the first failure are logged as warnings of the logger `taskmill.batch`, and with `verbose` each row
+            as information. What it raises ends the run.
 
     Raises:
         ConfigurationError: naming the argument, and what would do.
@@ -115,8 +120,10 @@ class BatchRunner:
         self._mcp_servers = dict(mcp_servers or {})
         self._limits = sandbox_limits
         self._busy = False
-        self.progress = Progress(on_event)
+        self.progress = Progress(on_event or log_events(verbose=self.settings.verbose))
         self.path = self.settings.output_dir / run_name
+        if not is_embedded(model, base_url):  # that one is looked for on the disk, which is for `run` to do
+            self._open_model()
 
     async def run(self, resume: bool = False) -> None:
         """Run every row that has no recorded end. The result is the files.
@@ -139,17 +146,18 @@ class BatchRunner:
             with ExitStack() as cleanup:
                 ledger = Ledger()
                 cleanup.callback(ledger.close)
-                skipped = await self.plan(ledger)
-                await self._run_planned(ledger, skipped, resume)
+                indexed = await self.plan(ledger)
+                await self._run_planned(ledger, indexed, resume)
         finally:
             self._busy = False
 
-    async def plan(self, ledger: Ledger) -> int:
-        """Put every usable row of the dataset into the ledger, and return how many lines are none.
+    async def plan(self, ledger: Ledger) -> Indexed:
+        """Put every usable row of the dataset into the ledger.
 
         The first lines that are skipped are told one by one. Raises as `run` does for the dataset.
         """
         require_file(self.settings.dataset_file)
+        stamp = FileStamp.of(self.settings.dataset_file)
         skipped = 0
 
         def skip(line: SkippedLine) -> None:
@@ -169,7 +177,7 @@ class BatchRunner:
                 f"no usable row in {str(self.settings.dataset_file)!r}: each line needs an object with a "
                 "non-blank string 'prompt'"
             )
-        return skipped
+        return Indexed(skipped, stamp)
 
     def toolkit(self, mcp_tools: Mapping[str, Sequence[Tool]]) -> Toolkit:
         """The tools of the run, those of its MCP servers by server name among them."""
@@ -182,7 +190,7 @@ class BatchRunner:
             return "embedded"
         return self._model if isinstance(self._model, str) else self._model.name
 
-    async def _run_planned(self, ledger: Ledger, skipped: int, resume: bool) -> None:
+    async def _run_planned(self, ledger: Ledger, indexed: Indexed, resume: bool) -> None:
         settings = self.settings
         async with AsyncExitStack() as stack:
             model = self._open_model()
@@ -194,7 +202,7 @@ class BatchRunner:
                 chances=dict(chances_of(settings.distribution)),
                 own_tools=[tool.spec.name for tool in self._tools],
                 mcp_servers=sorted(self._mcp_servers),
-                base_url=public_url(self._base_url),
+                base_url=None if self._base_url is None else public_url(self._base_url),
             )
             written = last_write(self.path)
             opened = directory.open_for_writing(stored, resume=resume, policy_fields=POLICY_FIELDS)
@@ -204,9 +212,11 @@ class BatchRunner:
             toolkit = self.toolkit(await self._open_mcp(stack))
             for toolset, lacks in toolkit.missing.items():
                 self.progress.tell("note", message=f"toolset {toolset!r} is left out: {lacks}")
-            sandboxes = open_sandboxes(
-                settings.sandbox, directory=self.path / "workspaces", limits=self._sandbox_limits()
-            )
+            workspaces = self.path / "workspaces"
+            if workspaces.exists() and (left := await asyncio.to_thread(sweep_leftovers, workspaces)):
+                self.progress.tell("note", message=f"{left} leftovers of a killed session were removed")
+            stack.callback(_remove_empty, workspaces)
+            sandboxes = open_sandboxes(settings.sandbox, directory=workspaces, limits=self._sandbox_limits())
             confinement = describe(settings.sandbox)
             self.progress.tell("note", message=f"sandbox: {confinement}")
             run = BatchRun(
@@ -218,7 +228,7 @@ class BatchRunner:
                 model=model,
                 sandboxes=sandboxes,
                 confinement=confinement,
-                skipped=skipped,
+                indexed=indexed,
                 last_write=written,
             )
             await run.carry_out()
@@ -246,3 +256,8 @@ class BatchRunner:
 
     def _sandbox_limits(self) -> SandboxLimits:
         return self._limits or SandboxLimits(network=self.settings.network)
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

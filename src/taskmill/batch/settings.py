@@ -29,6 +29,10 @@ POLICY_FIELDS = frozenset(
 """Stored settings that may differ at a resume: they decide how a run is carried out, not what a sample is."""
 
 
+Count = Annotated[int, Field(ge=1, strict=True)]
+"""A number of things, at least one. Strict, because `True` would pass for 1."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
@@ -52,37 +56,37 @@ class BatchSettings(_Strict):
 
     dataset_file: Path
     """JSONL file of prompts."""
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Count
     """Rows of a batch; they run one after another and share a shard."""
     run_name: str
     """Name of the run's folder under `output_dir`."""
     distribution: str = "default"
     """Which toolsets are offered, and how often."""
-    max_iterations: Annotated[int, Field(ge=1)] = 10
+    max_iterations: Count = 10
     """Model calls of a sample before it is asked for its answer."""
-    num_workers: Annotated[int, Field(ge=1)] = 4
+    num_workers: Count = 4
     """Batches under way at once."""
     verbose: bool = False
     """Log each row as it ends."""
     ephemeral_system_prompt: str | None = None
     """Sent with every call, recorded nowhere."""
-    log_prefix_chars: Annotated[int, Field(ge=0)] = 100
+    log_prefix_chars: Annotated[int, Field(ge=0, strict=True)] = 100
     """Characters of a prompt or answer that a log line shows."""
     providers_allowed: list[str] | None = None
     providers_ignored: list[str] | None = None
     providers_order: list[str] | None = None
     provider_sort: Literal["price", "throughput", "latency"] | None = None
     """Routing options; they reach endpoints that route, and no others."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     """Tokens of one answer."""
     reasoning_config: ReasoningConfig | None = None
     prefill_messages: list[PrefillMessage] | None = None
-    max_samples: Annotated[int, Field(ge=1)] | None = None
+    max_samples: Count | None = None
     """Only the first so many usable rows."""
 
     output_dir: Path = Path("data")
     """Where the run's folder stands."""
-    seed: int = 0
+    seed: Annotated[int, Field(strict=True)] = 0
     """Decides the draw of toolsets."""
     sandbox: Literal["auto", "bubblewrap", "plain", "docker"] = "auto"
     """What confines the commands a model runs."""
@@ -94,11 +98,11 @@ class BatchSettings(_Strict):
     """Give up when a larger fraction of the finished rows failed; 1 never gives up."""
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    tool_result_limit: Annotated[int, Field(ge=200)] = 50_000
+    tool_result_limit: Annotated[int, Field(ge=200, strict=True)] = 50_000
     """Characters of one tool result that the model sees."""
     call_timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for one attempt at a model call."""
-    max_attempts: Annotated[int, Field(ge=1)] = 6
+    max_attempts: Count = 6
     """Attempts at a model call before its sample fails."""
     sync: Literal["each", "group", "none"] = "group"
     """When stored rows are forced to the disk: each, in groups, or when the system likes."""

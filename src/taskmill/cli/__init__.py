@@ -28,6 +28,14 @@ COMMANDS = {
 }
 
 
+_words: list[str] = []
+
+
+def command_words() -> Sequence[str]:
+    """What the command under way was called with, for messages that repeat it."""
+    return tuple(_words)
+
+
 def build_app() -> App:
     """The application with its commands named but not yet imported."""
     app = App(
@@ -47,15 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: all that was asked was done. 1: some of it was not. 2: it could not be started as asked. 130: interrupted.
     """
     _survive_narrow_consoles()
+    _words[:] = sys.argv[1:] if arguments is None else arguments
     try:
-        result = build_app()(arguments, exit_on_error=True, result_action="return_value")
+        result = build_app()(_words, exit_on_error=True, result_action="return_value")
     except (TaskmillError, FileNotFoundError, ValueError) as problem:
         print(f"taskmill: {problem}", file=sys.stderr)
         return EXIT_USAGE if isinstance(problem, (ValueError, FileNotFoundError)) else EXIT_INCOMPLETE
     except KeyboardInterrupt:
+        print("interrupted before anything was begun", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()
+        from taskmill.cli.display import mute
+
+        mute(sys.stdout)
         return EXIT_OK
     return result if isinstance(result, int) else EXIT_OK
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
-import os
-import shlex
-import signal
-import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from taskmill.cli import EXIT_INCOMPLETE, EXIT_OK
-from taskmill.cli.display import duration, json_events, money, progress_line, shown
+from taskmill.cli import EXIT_OK
+from taskmill.cli.config import ENDPOINT_FIELDS, TABLES, read_config, read_prefill
+from taskmill.cli.display import json_events, say
 from taskmill.cli.endpoint import Endpoint, choose_endpoint
-from taskmill.errors import ConfigurationError, RunAbortedError, StoreError
+from taskmill.cli.running import people_events, run_to_the_end
+from taskmill.errors import ConfigurationError
 
-ENDPOINT_FIELDS = ("model", "base_url", "api_key", "api_key_env")
-TABLES = ("prices", "mcp", "distributions")
 FLAG = Parameter(negative="")
 LIST = Parameter(negative="", help="Comma-separated, or given several times.")
 
@@ -147,7 +142,7 @@ def batch(
     json
         Write events as JSON lines instead of a display.
     """
-    file = _read_config(config)
+    file = read_config(config)
     given: dict[str, Any] = {
         "dataset_file": prompts,
         "run_name": run_name,
@@ -161,7 +156,7 @@ def batch(
         "top_p": top_p,
         "reasoning_config": _reasoning(reasoning_effort, no_reasoning),
         "ephemeral_system_prompt": system_prompt,
-        "prefill_messages": _read_prefill(prefill),
+        "prefill_messages": read_prefill(prefill),
         "providers_allowed": _split(providers_allowed),
         "providers_ignored": _split(providers_ignored),
         "providers_order": _split(providers_order),
@@ -194,8 +189,8 @@ def batch(
         print(json_module.dumps(plan.as_json()) if json else plan.as_text())
         return EXIT_OK
     if not json:
-        print(f"model: {endpoint.source}", file=sys.stderr)
-    return asyncio.run(_run(runner, resume=resume, quiet=json))
+        say(f"model: {endpoint.source}")
+    return asyncio.run(run_to_the_end(runner, resume=resume, quiet=json))
 
 
 def _build(settings: Mapping[str, Any], endpoint: Endpoint, file: Mapping[str, Any], json: bool) -> Any:
@@ -208,113 +203,8 @@ def _build(settings: Mapping[str, Any], endpoint: Endpoint, file: Mapping[str, A
         api_key=endpoint.api_key,
         prices=file.get("prices"),
         mcp_servers=file.get("mcp"),
-        on_event=json_events if json else _people_events(bool(settings.get("verbose"))),
+        on_event=json_events if json else people_events(bool(settings.get("verbose"))),
     )
-
-
-async def _run(runner: Any, *, resume: bool, quiet: bool) -> int:
-    """Run to the end, a failure or an interrupt, and say how it ended."""
-    loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(runner.run(resume=resume))
-    interrupted: list[int] = []
-
-    def on_signal(number: int) -> None:
-        if interrupted:
-            os._exit(128 + number)
-        interrupted.append(number)
-        print(
-            "\ninterrupted: taking no more rows, keeping what is recorded; press again to leave at once",
-            file=sys.stderr,
-            flush=True,
-        )
-        work.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    problem: Exception | None = None
-    try:
-        async with shown(runner.progress, quiet=quiet):
-            await work
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-    except (RunAbortedError, StoreError) as error:
-        problem = error
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-    return _report(runner, problem, interrupted, quiet)
-
-
-def _report(runner: Any, problem: Exception | None, interrupted: list[int], quiet: bool) -> int:
-    progress = runner.progress
-    states = dict(progress.states)
-    unfinished = (
-        progress.total
-        - progress.reused
-        - sum(states.get(state, 0) for state in ("completed", "partial", "discarded"))
-    )
-    code = EXIT_OK
-    if interrupted:
-        code = 128 + interrupted[0]
-    elif problem is not None or unfinished:
-        code = EXIT_INCOMPLETE
-    if quiet:
-        json_events(
-            {
-                "event": "ended",
-                "exit": code,
-                "total": progress.total,
-                "reused": progress.reused,
-                "states": states,
-                "error": None
-                if problem is None
-                else {"type": type(problem).__name__, "message": str(problem)},
-                "path": str(runner.path),
-            }
-        )
-        return code
-    if problem is not None:
-        print(f"taskmill: {problem}", file=sys.stderr)
-    if progress.total:
-        print(
-            f"{progress_line(progress)}  in {duration(progress.elapsed)}, {money(progress.cost)}",
-            file=sys.stderr,
-        )
-    if code == EXIT_OK:
-        print(f"trajectories: {runner.path / 'trajectories.jsonl'}")
-    elif progress.total:
-        print(f"{unfinished:,} rows are left. To go on:\n  {_resume_command()}", file=sys.stderr)
-    return code
-
-
-def _resume_command() -> str:
-    words = ["taskmill", *sys.argv[1:]]
-    if "--api-key" in words:
-        place = words.index("--api-key")
-        del words[place : place + 2]
-    words = [word for word in words if not word.startswith("--api-key=")]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])
-
-
-def _people_events(verbose: bool) -> Any:
-    def tell(event: Mapping[str, Any]) -> None:
-        match event["event"]:
-            case "warning" | "note":
-                print(f"{event['event']}: {event['message']}", file=sys.stderr)
-            case "first_error":
-                print(
-                    f"row {event['prompt_index']} failed, the first: {event['type']}: {event['message']}",
-                    file=sys.stderr,
-                )
-            case "recorded" if verbose:
-                print(
-                    f"row {event['prompt_index']}: {event['state']} ({event['reason']}), {event['calls']} calls, "
-                    f"{event['tokens']:,} tokens, {event['prompt']!r}",
-                    file=sys.stderr,
-                )
-
-    return tell
 
 
 def _reasoning(effort: str | None, off: bool) -> dict[str, Any] | None:
@@ -329,29 +219,6 @@ def _split(values: list[str] | None) -> list[str] | None:
         if values is None
         else [part.strip() for value in values for part in value.split(",") if part.strip()]
     )
-
-
-def _read_config(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(f"--config: no file at {str(path)!r}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise ConfigurationError(f"--config: {str(path)!r} is not TOML: {problem}") from None
-
-
-def _read_prefill(path: Path | None) -> list[Any] | None:
-    if path is None:
-        return None
-    try:
-        messages = json_module.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ConfigurationError(f"--prefill: {str(path)!r} can't be read as JSON: {problem}") from None
-    if not isinstance(messages, list):
-        raise ConfigurationError(f"--prefill: {str(path)!r} must hold a list of messages")
-    return messages
 
 
 def _register_distributions(tables: Any) -> None:

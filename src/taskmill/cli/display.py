@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from taskmill.engine.progress import Progress
 
@@ -48,10 +49,35 @@ def progress_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
+def say(line: str) -> None:
+    """A line for people, on standard error."""
+    _write(sys.stderr, line)
+
+
+def say_result(line: str) -> None:
+    """A line that a command is called for, on standard output."""
+    _write(sys.stdout, line)
+
+
 def json_events(event: Mapping[str, Any]) -> None:
     """Write an event as one JSON line."""
-    sys.stdout.write(json.dumps(event, ensure_ascii=True, default=str) + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, json.dumps(event, ensure_ascii=True, default=str))
+
+
+def _write(stream: TextIO, line: str) -> None:
+    """Write a line at once. A reader that has gone away is no reason to end a run: nothing more is written then."""
+    try:
+        stream.write(line + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        mute(stream)
+
+
+def mute(stream: TextIO) -> None:
+    """Let what is written to a stream from now on, and what it still holds back, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @asynccontextmanager
@@ -99,4 +125,4 @@ async def _print_lines(progress: Progress) -> None:
         silent += LINE_SECONDS
         if progress.total and (progress.finished != told or silent >= QUIET_SECONDS):
             told, silent = progress.finished, 0.0
-            print(progress_line(progress), file=sys.stderr, flush=True)
+            say(progress_line(progress))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from taskmill.models.families import public_url
+
 
 class Endpoint(Struct, frozen=True):
     """A model's name, where it is and the key to it; all `None` means the embedded model."""
@@ -53,4 +55,4 @@ def choose_endpoint(
         key = environment.get(variable)
     if chosen is None and base_url is None and from_file("base_url") is None:
         return Endpoint(None, None, None, "no model was named, so the embedded one answers")
-    return Endpoint(chosen, url, key, f"{chosen} at {url or 'the default endpoint'}")
+    return Endpoint(chosen, url, key, f"{chosen} at {public_url(url or '')}")

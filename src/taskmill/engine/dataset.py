@@ -6,9 +6,10 @@ and nowhere else: a prompt may hold U+2028, U+0085 or a carriage return.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -67,12 +68,12 @@ def parse_row(line: bytes) -> PromptRow:
 
 def sample_key(prompt: str, image: str | None, cwd: str | None) -> bytes:
     """What makes two rows the same sample: 16 bytes of hash over prompt, image and working directory."""
-    return content_hash([prompt, image, cwd])
+    return content_hash([prompt, image, cwd], finite=True)
 
 
 def row_detail(row: PromptRow) -> bytes:
     """16 bytes of hash over everything a row says, so that rows with one prompt can be told apart."""
-    return content_hash([row.prompt, row.image, row.cwd, row.extra])
+    return content_hash([row.prompt, row.image, row.cwd, row.extra], finite=True)
 
 
 def index_rows(
@@ -99,12 +100,38 @@ def index_rows(
         index += 1
 
 
-class DatasetReader:
-    """Reads rows back by the offset the index gave. One open file, one row in memory."""
+class FileStamp(NamedTuple):
+    """What changes when a file is changed or replaced."""
 
-    def __init__(self, path: Path) -> None:
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, file: int | Path) -> FileStamp:
+        """The stamp of an open file or a path."""
+        found = os.stat(file)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Indexed(NamedTuple):
+    """What indexing a file found besides its rows: how many lines are none, and the stamp the file bore."""
+
+    skipped: int
+    stamp: FileStamp
+
+
+class DatasetReader:
+    """Reads rows back by the offset the index gave. One open file, one row in memory.
+
+    A row is checked against its hash, unless the file still bears the stamp it was `indexed` with.
+    """
+
+    def __init__(self, path: Path, indexed: FileStamp | None = None) -> None:
         self._path = path
         self._file = path.open("rb")
+        self._indexed = indexed
 
     def read(self, planned: PlannedRow) -> PromptRow:
         """The row at `planned.offset`.
@@ -118,7 +145,7 @@ class DatasetReader:
             row = parse_row(line)
         except ValueError as problem:
             raise self._changed(planned) from problem
-        if row_detail(row) != planned.detail:
+        if FileStamp.of(self._file.fileno()) != self._indexed and row_detail(row) != planned.detail:
             raise self._changed(planned)
         return row
 
@@ -152,7 +179,7 @@ def task_fields(row: PromptRow) -> Mapping[str, Any]:
 
 def extra_json(row: PromptRow) -> str:
     """The row's own metadata as one JSON string, so that mixed types never break a table's schema."""
-    return canonical(row.extra).decode()
+    return canonical(row.extra).decode() if row.extra else "{}"
 
 
 def _kind(value: object) -> str:

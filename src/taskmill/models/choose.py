@@ -6,10 +6,20 @@ from taskmill.errors import ConfigurationError
 from taskmill.models.base import Model
 from taskmill.models.catalog import MODEL_NAME
 from taskmill.models.endpoint import EndpointModel, Timeouts
+from taskmill.models.families import public_url
 from taskmill.models.pricing import Table, price_list
 from taskmill.models.retry import Retrying, RetryPolicy
 
 EMBEDDED = "embedded"
+
+
+def is_embedded(model: str | Model | None, base_url: str | None) -> bool:
+    """Whether `open_model` would take these for the embedded model."""
+    if base_url is not None:
+        return False
+    return model is None or (
+        isinstance(model, str) and (model in (EMBEDDED, MODEL_NAME) or model.endswith(".gguf"))
+    )
 
 
 def open_model(
@@ -32,17 +42,17 @@ def open_model(
     if model is not None and not isinstance(model, str):
         if base_url is not None:
             raise ConfigurationError(
-                f"base_url={base_url!r} goes with a model's name, not with a model object"
+                f"base_url={public_url(base_url)!r} goes with a model's name, not with a model object"
             )
         return model
-    if base_url is None and (model is None or model in (EMBEDDED, MODEL_NAME) or model.endswith(".gguf")):
+    if is_embedded(model, base_url):
         # Here, because it pulls in a llama.cpp build that most runs do without.
         from taskmill.models.embedded import EmbeddedModel
 
         return EmbeddedModel(model if model is not None and model.endswith(".gguf") else None)
     if model is None or not model.strip():
         raise ConfigurationError(
-            f"base_url={base_url!r} without a model: set model to a name that endpoint serves"
+            f"base_url={public_url(base_url or '')!r} without a model: set model to a name that endpoint serves"
         )
     if base_url is None:
         raise ConfigurationError(

@@ -1,18 +1,18 @@
 """A small real model inside this process: a first run without a key, a network or a GPU.
 
 llama.cpp's own server (wheel `xllamacpp`) runs in the process on a free loopback port and batches what is in
-flight over its slots; requests reach it through the same client as any endpoint. The model of 135 million
-parameters knows no tools, so a grammar made of the offered tools decides what a turn can look like, and what
-it says in there is sampled:
+flight over its slots; requests reach it through the same client as any endpoint. A grammar made of the offered
+tools decides what a turn can look like, and what it says in there is sampled: a short think block, unless
+reasoning is switched off, and then one tool call or an answer.
 
-- a turn begins with a short think block, unless reasoning is switched off;
-- the first turn after a user's is a tool call when tools are offered; which tool and with what is the model's;
-- after an observation the model chooses between another call and an answer;
-- after three turns of calls it has to answer.
+Left to itself, the model in the wheel (135 million parameters) calls no tool, or one for ever. So for it the
+grammar also decides which of the two a turn is: the first turn after a user's is a call when tools are offered,
+the turn after an observation is an answer, and only after a failed call does the model choose, once. It also
+begins the first thought of a turn. Which tool is called, with what, what is thought and what is answered is the
+model's own, and is what a model of this size has to say. A model given by its path is free to choose.
 
-So trajectories have the shape of a large model's; what is said is what a model of this size says. A seed gives
-the same text for the same request alone; in company the slots are computed together, which changes the last
-digits of the numbers and now and then a word.
+A seed gives the same text for the same request alone. In company the slots are computed together, which
+changes the last digits of the numbers and now and then a word.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ from taskmill.models.plainchat import Room, as_plain_messages, read_turn
 from taskmill.records import Message
 
 DEFAULT_MAX_TOKENS = 256
-DEFAULT_TEMPERATURE = 0.4
-MOST_TOOL_TURNS = 3
+DEFAULT_TEMPERATURE = 0.3
+MOST_TOOL_TURNS = 2
 
 ROOMS = (Room(1200, 600), Room(600, 200), Room(200, 60))
 """How observations are shown, from roomy to narrow: the next is tried when the conversation does not fit."""
+
+UNREPEATED: Mapping[str, float] = {"dry_multiplier": 0.8, "dry_allowed_length": 12}
+"""Against going round in circles: a run of more than twelve tokens that stood before gets less likely with each."""
 
 CACHE_MIB = 256
 """Memory for conversations that lost their slot; llama.cpp's own default is 8 GiB."""
@@ -78,6 +81,7 @@ class EmbeddedModel:
         weights = _weights(path)
         self._key = _Key(str(weights), parallel, context, threads or _default_threads())
         self._name = name or weights.stem
+        self._led = path is None
         self._slots: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: EndpointModel | None = None
@@ -126,12 +130,14 @@ class EmbeddedModel:
         return self._client
 
     async def _answer(self, client: EndpointModel, request: Request) -> Completion:
-        calling = how_to_call(request)
+        calling = how_to_call(request, led=self._led)
         bounds = Bounds(thoughts=how_many_thoughts(request.reasoning))
         guided = calling != "never" or bounds.thoughts > 0
         extra: dict[str, Any] = {"cache_prompt": True}
+        if guided and self._led:
+            extra.update(UNREPEATED)
         if guided:
-            extra["grammar"] = _grammar(request, calling, bounds)
+            extra["grammar"] = _grammar(request, calling, bounds, led=self._led)
         sampling = _with_defaults(request.sampling, guided=guided)
         for room in ROOMS:
             messages = as_plain_messages(
@@ -168,19 +174,23 @@ class EmbeddedModel:
         return replace(completion, message=answer, finish_reason=finish, model=self._name, cost=0.0)
 
 
-def _grammar(request: Request, calling: Calling, bounds: Bounds) -> str:
-    # Told how to begin, the model thinks about the question rather than about the example in the system turn.
-    opening = "The user wants" if calling == "must" else None
+def _grammar(request: Request, calling: Calling, bounds: Bounds, *, led: bool) -> str:
+    opening = None
+    if led and request.tools:
+        # Told how to begin, a tiny model thinks about the question or the output, and not of what it said before.
+        opening = "The user wants" if calling == "must" else "The output"
     try:
         return turn_grammar(request.tools, calling=calling, opening=opening, bounds=bounds)
     except ConfigurationError as problem:
         raise BadRequestError(f"a tool that the embedded model can't be offered: {problem}") from None
 
 
-def how_to_call(request: Request) -> Calling:
-    """Whether the next turn must, may or can't be a tool call: the rule in this module's first lines."""
+def how_to_call(request: Request, *, led: bool) -> Calling:
+    """Whether the next turn must, may or can't be a tool call; `led` is the rule in this module's first lines."""
     if not request.tools or request.tool_choice == "none":
         return "never"
+    if not led:
+        return "may"
     turns = 0
     for message in reversed(request.messages):
         if message.role == "user":
@@ -188,7 +198,8 @@ def how_to_call(request: Request) -> Calling:
         turns += bool(message.tool_calls)
     if turns == 0:
         return "must"
-    return "may" if turns < MOST_TOOL_TURNS else "never"
+    failed = request.messages[-1].role == "tool" and request.messages[-1].success is False
+    return "may" if failed and turns < MOST_TOOL_TURNS else "never"
 
 
 def how_many_thoughts(reasoning: Reasoning | None) -> int:

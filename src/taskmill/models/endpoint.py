@@ -13,11 +13,9 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
-from weakref import WeakSet
 
 import aiohttp
 from aiohttp import hdrs
@@ -35,9 +33,16 @@ from taskmill.errors import (
     TransientModelError,
 )
 from taskmill.models.base import Completion, Request
-from taskmill.models.families import Family, family_of
+from taskmill.models.families import Family, family_of, public_url
 from taskmill.models.refusals import BODY_KEPT, refused, retry_after_seconds
-from taskmill.models.wire import decode_answer, encode_request, read_error
+from taskmill.models.transport import (
+    Deadlines,
+    JsonBody,
+    forget_connection,
+    open_session,
+    used_kept_connection,
+)
+from taskmill.models.wire import REASONING_ECHO, decode_answer, encode_request, read_error
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +54,11 @@ _UNKNOWN_FIELD = re.compile(
 
 
 class Timeouts(Struct, frozen=True):
-    """Seconds a model call may take: `connect` for a connection, `attempt` for one request and its answer,
-    `total` for all attempts with the waiting between them. All are finite: every wait has an end."""
+    """Seconds a model call may take, all of them finite: every wait has an end.
+
+    `connect` is for a connection, `attempt` for one request and its answer, `total` for all attempts with the
+    waiting between them.
+    """
 
     attempt: float = 600.0
     connect: float = 30.0
@@ -70,27 +78,6 @@ class Timeouts(Struct, frozen=True):
                 )
 
 
-_reused: ContextVar[bool] = ContextVar("reused")
-"""Whether the connection of the current task's request had carried another request before."""
-
-
-class _Connector(aiohttp.TCPConnector):
-    """A connector that says which connections it kept: only those can have gone stale."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._known: WeakSet[Any] = WeakSet()
-
-    async def connect(self, *arguments: Any, **named: Any) -> Any:
-        connection = await super().connect(*arguments, **named)
-        protocol = connection.protocol
-        kept = protocol in self._known
-        if not kept:
-            self._known.add(protocol)
-        _reused.set(kept)
-        return connection
-
-
 class EndpointModel:
     """The model `name` at the OpenAI-style endpoint `base_url` (the part before `/chat/completions`).
 
@@ -108,18 +95,21 @@ class EndpointModel:
         if not self._key.isascii() or not self._key.isprintable() or " " in self._key:
             raise ConfigurationError("api_key holds characters no key has (blanks, line ends, non-ASCII)")
         self._url = _completions_url(base_url)
+        if self._key and self._url.user:
+            raise ConfigurationError("base_url names a user and there is an api_key too: give one of them")
         self._proxy = _proxy_for(self._url)
-        passwords = (self._key, self._url.password, self._proxy.password if self._proxy else None)
+        proxy_password = self._proxy.password if self._proxy else None
+        passwords = (self._key, self._url.password, *self._url.query.values(), proxy_password)
         self._secrets = tuple(secret for secret in passwords if secret)
         self._place = str(self._url.with_user(None).with_query(None))
         self._family = family_of(base_url)
         self._without: frozenset[str] = frozenset()
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._deadlines: Deadlines | None = None
         self._patience = min(self._timeouts.attempt, self._timeouts.total)
-        self._client_timeout = aiohttp.ClientTimeout(
-            total=self._patience, sock_connect=self._timeouts.connect
-        )
+        # Only for connecting, which is rare: the whole attempt is watched by `Deadlines`.
+        self._client_timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect)
 
     @property
     def name(self) -> str:
@@ -136,25 +126,27 @@ class EndpointModel:
 
         `extra_body` holds fields only this server knows (the embedded model's grammar).
         """
+        without = self._without
         while True:
-            without = self._without
             body = encode_request(request, self._name, self._family, without, extra_body)
             started = time.perf_counter()
             try:
-                raw = await self._post(body)
-                completion = self._decode(raw)
+                completion = self._decode(await self._post(body))
             except BadRequestError as error:
-                if not self._concede(error, request, without):
+                field = self._refused_field(error, request, without)
+                if field is None:
                     raise
+                without |= {field}
             else:
-                seconds = time.perf_counter() - started
+                if not without <= self._without:
+                    self._remember(without)
                 return Completion(
                     completion.message,
                     completion.usage,
                     completion.finish_reason,
                     completion.model or self._name,
                     completion.cost,
-                    seconds,
+                    time.perf_counter() - started,
                     token_ids=completion.token_ids,
                     logprobs=completion.logprobs,
                     notes=completion.notes,
@@ -163,48 +155,54 @@ class EndpointModel:
     async def close(self) -> None:
         """Close all connections. A later call opens new ones."""
         session, self._session = self._session, None
+        deadlines, self._deadlines = self._deadlines, None
+        if deadlines is not None:
+            deadlines.close()
         if session is not None:
             await session.close()
 
     # -- one exchange -----------------------------------------------------------------------------------------
 
     async def _post(self, body: bytes) -> bytes:
-        session = self._open()
+        session, deadlines = self._open()
+        try:
+            with deadlines.attempt():
+                response = await self._send(session, JsonBody(body))
+                try:
+                    raw = await response.read()
+                finally:
+                    response.release()
+        except TimeoutError as error:
+            raise self._late(error) from error
+        except aiohttp.ClientError as error:
+            raise self._broken(error) from error
+        if response.status != 200:
+            raise self._refusal(response.status, response.headers, raw)
+        return raw
+
+    async def _send(self, session: aiohttp.ClientSession, body: JsonBody) -> aiohttp.ClientResponse:
         again = True
         while True:
-            _reused.set(False)
+            forget_connection()
             try:
-                response = await session.post(
+                return await session.post(
                     self._url,
                     data=body,
                     allow_redirects=False,
                     timeout=self._client_timeout,
                     proxy=self._proxy,
                 )
-            except TimeoutError as error:
-                self._give_up_waiting(error)
-            except aiohttp.ClientError as error:
-                if again and _reused.get() and isinstance(error, _STALE):
-                    # The endpoint closed a kept connection just as it was used again. Nothing of an answer
-                    # had come, so nothing was answered twice.
-                    again = False
-                    continue
-                raise self._broken(error) from error
-            try:
-                raw = await response.read()
-            except TimeoutError as error:
-                self._give_up_waiting(error)
-            except aiohttp.ClientError as error:
-                raise self._broken(error) from error
-            finally:
-                response.release()
-            if response.status != 200:
-                raise self._refusal(response.status, response.headers, raw)
-            return raw
+            except _STALE:
+                if not again or not used_kept_connection():
+                    raise
+                # The endpoint closed a kept connection just as it was used again. Nothing of an answer
+                # had come, so nothing was answered twice.
+                again = False
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self) -> tuple[aiohttp.ClientSession, Deadlines]:
         loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop:
+        session, deadlines = self._session, self._deadlines
+        if session is None or deadlines is None or self._loop is not loop:
             headers = CIMultiDict(
                 {
                     hdrs.CONTENT_TYPE: "application/json",
@@ -216,13 +214,9 @@ class EndpointModel:
             if self._key:
                 headers[hdrs.AUTHORIZATION] = f"Bearer {self._key}"
             self._loop = loop
-            self._session = aiohttp.ClientSession(
-                connector=_Connector(limit=0, limit_per_host=0, keepalive_timeout=30.0, ttl_dns_cache=300),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=headers,
-                trust_env=False,
-            )
-        return self._session
+            self._session = session = open_session(headers)
+            self._deadlines = deadlines = Deadlines(loop, self._patience)
+        return session, deadlines
 
     def _decode(self, raw: bytes) -> Completion:
         try:
@@ -258,12 +252,12 @@ class EndpointModel:
         error.body = text[:BODY_KEPT]
         return error
 
-    def _give_up_waiting(self, error: TimeoutError) -> NoReturn:
+    def _late(self, error: TimeoutError) -> ModelTimeoutError:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             text = f"no connection to {self._place} within {self._timeouts.connect:g} s"
         else:
             text = f"no answer from {self._place} within {self._patience:g} s"
-        raise ModelTimeoutError(text) from error
+        return ModelTimeoutError(text)
 
     def _broken(self, error: aiohttp.ClientError) -> ModelError:
         text = self._redacted(f"{type(error).__name__}: {error}")
@@ -284,29 +278,31 @@ class EndpointModel:
             text = text.replace(secret, "[key removed]")
         return text
 
-    def _concede(self, error: BadRequestError, request: Request, without: frozenset[str]) -> bool:
-        """Whether the refused request is worth sending again without a field this endpoint does not take.
+    # -- fields an endpoint does not take ---------------------------------------------------------------------
 
-        Said once for each endpoint; from then on the field is left out from the start.
-        """
+    def _refused_field(self, error: BadRequestError, request: Request, without: frozenset[str]) -> str | None:
+        """The optional field this refusal is about, if the request is worth sending again without it."""
         if error.status not in (400, 422):
-            return False
+            return None
         said = f"{error} {error.body or ''}"
-        unknown = _UNKNOWN_FIELD.search(said) is not None
+        if "seed" not in without and request.sampling.seed is not None and re.search(r"\bseed\b", said):
+            return "seed"
+        if _UNKNOWN_FIELD.search(said) is None:
+            return None
         limit = self._family.limit_field
-        field = None
-        if request.sampling.seed is not None and "seed" not in without and re.search(r"\bseed\b", said):
-            field, what = "seed", "seed left out; answers of this run can't be repeated exactly"
-        elif request.sampling.max_tokens is not None and limit not in without and limit in said and unknown:
-            field, what = limit, f"{limit} renamed"
-        elif "reasoning echo" not in without and "reasoning" in said and unknown and _has_reasoning(request):
-            field, what = "reasoning echo", "reasoning of earlier turns not sent back"
-        if field is None:
-            return False
-        if field not in self._without:
-            self._without |= {field}
-            _log.warning("%s refuses a field: %s", self._place, what)
-        return True
+        if limit not in without and request.sampling.max_tokens is not None and limit in said:
+            return limit
+        if REASONING_ECHO not in without and "reasoning" in said and _has_reasoning(request):
+            return REASONING_ECHO
+        return None
+
+    def _remember(self, without: frozenset[str]) -> None:
+        """Leave these fields out from now on: without them the endpoint answered. Said once for each."""
+        for field in without - self._without:
+            _log.warning(
+                "%s does not take %s: left out from now on, or sent under another name", self._place, field
+            )
+        self._without |= without
 
 
 _STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
@@ -317,13 +313,19 @@ def _has_reasoning(request: Request) -> bool:
 
 
 def _completions_url(base_url: str) -> URL:
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"base_url={base_url!r} is no address: give one such as 'https://host/v1'")
-    path = parts.path.rstrip("/")
-    if not path.endswith("/chat/completions"):
-        path += "/chat/completions"
-    return URL(parts._replace(path=path, fragment="").geturl())
+    try:
+        parts = urlsplit(base_url)
+        path = parts.path.rstrip("/")
+        if not path.endswith("/chat/completions"):
+            path += "/chat/completions"
+        url = URL(parts._replace(path=path, fragment="").geturl())
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError(
+            f"base_url={public_url(base_url)!r} is no address: give one such as 'https://host/v1'"
+        )
+    return url
 
 
 def _proxy_for(url: URL) -> URL | None:

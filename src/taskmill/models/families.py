@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ Echo = Literal["no", "details", "content", "calls"]
 """How reasoning of earlier turns goes back: not at all; as `reasoning_details`, else `reasoning`; as
 `reasoning_content`; or as `reasoning_content` on the turns that called tools, where it is required even if empty."""
 
-_OPENAI_REASONERS = re.compile(r"(^|/)(o\d|gpt-[5-9]|gpt-oss|codex)")
+_OPENAI_REASONERS = re.compile(r"(^|/)(o\d|gpt-[5-9]|codex)")
 
 
 class Family(Struct, frozen=True):
@@ -132,6 +132,15 @@ _HOSTS: tuple[tuple[str, Family], ...] = (
     ("together.xyz", Family("effort", _effort_only, echo="content")),
     ("together.ai", Family("effort", _effort_only, echo="content")),
 )
+
+
+def public_url(url: str) -> str:
+    """An address without what may be secret in it (user, password, query): fit for records and messages."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(no address)"
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def family_of(base_url: str) -> Family:

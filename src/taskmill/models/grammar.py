@@ -33,13 +33,13 @@ MOST_REPEATS = 1000
 class Bounds(Struct, frozen=True):
     """How much may be said: characters of a text argument, items of an array, levels of nesting, and so on."""
 
-    text: int = 200
+    text: int = 160
     items: int = 8
     depth: int = 6
     digits: int = 9
     thoughts: int = 2
     thought: int = 140
-    sentences: int = 8
+    sentences: int = 4
     sentence: int = 160
 
 
@@ -113,9 +113,10 @@ def _call(rules: _Rules, tools: Sequence[ToolSpec]) -> str:
 
 def _answer(bounds: Bounds) -> str:
     # Ends at the end of a sentence when the bound is reached, and wherever the model likes before that. Every
-    # text has one derivation only: where it has several, llama.cpp follows them all, a hundred times slower.
+    # text has one derivation only: where it has several, llama.cpp follows them all. It begins with a word and
+    # not with the fence of a code block, which is where a tiny model likes to stop.
     run = rf"[^<.!?\n]{{0,{bounds.sentence}}}"
-    return rf"[^\x00-\x20<.!?] {run} ([.!?\n] {run}){{0,{bounds.sentences - 1}}} [.!?]?"
+    return rf"[^\x00-\x20<.!?`#*] {run} ([.!?\n] {run}){{0,{bounds.sentences - 1}}} [.!?]?"
 
 
 # -- values ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskmill.models.base import Completion, Model, Request
-from taskmill.models.wire import storable
+from taskmill.models.mending import storable
 
 if TYPE_CHECKING:
     from taskmill.store.journal import CallJournal, JournalEntry

@@ -21,17 +21,6 @@ PLAIN_SYSTEM = "You are a helpful assistant."
 _JSON = json.JSONDecoder()
 _ARGUMENTS = '"arguments": '
 
-_EXAMPLES: Mapping[str, Any] = {
-    "command": "ls",
-    "path": "notes.txt",
-    "pattern": "error",
-    "content": "hello",
-    "code": "print('hello')",
-    "query": "weather",
-    "url": "https://example.com",
-}
-"""What a call may look like, by the name of its argument: a tiny model copies the shape of what it is shown."""
-
 
 class Turn(NamedTuple):
     """One assistant turn, taken apart."""
@@ -49,24 +38,18 @@ class Room(NamedTuple):
 
 
 def tool_instructions(tools: Sequence[ToolSpec], *, thinking: bool) -> str:
-    """What the system turn says about the tools, in as few tokens as will do."""
-    lines = ["You use a computer."]
-    if thinking:
-        lines[0] += " First think in one or two sentences between <think> and </think>."
-    lines[0] += " Then call one tool, or answer in plain words."
-    lines += ["", "Tools:"]
+    """What the system turn says about the tools, in as few tokens as will do.
+
+    Each tool is shown as a call of it with its arguments left open. A filled-in example would be clearer to a
+    reader, but a tiny model then makes the example's call, whatever it is asked.
+    """
+    think = " First think in one or two sentences between <think> and </think>." if thinking else ""
+    lines = [f"You use a computer.{think} Then call one tool, or answer in plain words.", "", "Tools:"]
     for tool in tools:
-        names = ", ".join(offered_schema(tool).get("properties") or {})
-        lines.append(f"- {tool.name}({names}): {_first_sentence(tool.description)}")
-    example = tools[0]
-    lines += ["", "Example of a call:"]
-    if thinking:
-        lines.append(f"{THINK_OPEN}The user wants to see what is there.{THINK_CLOSE}".rstrip("\n"))
-    arguments = {
-        name: _example(name, schema)
-        for name, schema in (offered_schema(example).get("properties") or {}).items()
-    }
-    lines.append(written_call(example.name, json.dumps(arguments, ensure_ascii=False)))
+        properties = offered_schema(tool).get("properties") or {}
+        open_call = json.dumps({name: _left_open(schema) for name, schema in properties.items()})
+        lines.append(f"{_first_sentence(tool.description)}:")
+        lines.append(_call_body(tool.name, open_call))
     return "\n".join(lines)
 
 
@@ -126,9 +109,11 @@ def written_turn(turn: Message) -> str:
 
 def written_call(name: str, arguments: str) -> str:
     """A tool call as text; `arguments` is JSON already."""
-    return (
-        f'{CALL_OPEN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}{CALL_CLOSE}'
-    )
+    return f"{CALL_OPEN}{_call_body(name, arguments)}{CALL_CLOSE}"
+
+
+def _call_body(name: str, arguments: str) -> str:
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
 
 
 def shortened(text: str, limit: int) -> str:
@@ -148,17 +133,9 @@ def _defused(text: str) -> str:
 
 def _first_sentence(text: str) -> str:
     line = text.strip().split("\n", 1)[0]
-    return line.split(". ", 1)[0].rstrip(".") + "."
+    return line.split(". ", 1)[0].rstrip(".")
 
 
-def _example(name: str, schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return ""
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if schema.get(key):
-            return schema[key][0]
-    kinds = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
-    return kinds.get(str(schema.get("type")), _EXAMPLES.get(name, "..."))
+def _left_open(schema: Any) -> Any:
+    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    return choices[0] if choices else "..."

@@ -41,6 +41,7 @@ def trajectory_row(
     task as hex. `row` is what else the input row held, as the text of a JSON object.
     """
     stats = tool_stats(trace.tool_events, known_tools)
+    invented = unknown_tools(trace.tool_events, known_tools)
     cost = trace.cost
     return {
         "prompt_index": prompt_index,
@@ -57,7 +58,7 @@ def trajectory_row(
         "toolsets_used": list(trace.toolsets),
         "tool_stats": stats,
         "tool_error_counts": {name: counts["failure"] for name, counts in stats.items()},
-        "unknown_tools": json.dumps(unknown_tools(trace.tool_events, known_tools), ensure_ascii=False),
+        "unknown_tools": json.dumps(invented, ensure_ascii=False) if invented else "[]",
         "rollout_id": trace.id,
         "task_key": task_key,
         "task_detail": task_detail,
@@ -87,7 +88,7 @@ def tool_stats(events: Iterable[ToolEvent], known_tools: Collection[str]) -> dic
 
 def unknown_tools(events: Iterable[ToolEvent], known_tools: Collection[str]) -> list[str]:
     """The names that were called and that no tool of the product has, each once, sorted."""
-    return sorted({event.name for event in events} - set(known_tools))
+    return sorted({event.name for event in events if event.name not in known_tools})
 
 
 def reasoning_counts(trace: Trace) -> dict[str, int]:
@@ -103,13 +104,23 @@ def reasoning_counts(trace: Trace) -> dict[str, int]:
 
 def usage_fields(usage: Usage) -> dict[str, int]:
     """Tokens with every field there, zero or not."""
-    return {name: getattr(usage, name) for name in Usage.__struct_fields__}
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
 
 
 def timing_fields(trace: Trace) -> dict[str, float]:
     """Seconds, to the microsecond, every field there."""
     timing = trace.timing
-    return {name: round(float(getattr(timing, name)), 6) for name in timing.__struct_fields__}
+    return {
+        "total": round(float(timing.total), 6),
+        "model": round(float(timing.model), 6),
+        "tools": round(float(timing.tools), 6),
+        "waiting": round(float(timing.waiting), 6),
+    }
 
 
 class _RowHead(Struct):

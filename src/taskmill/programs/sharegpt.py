@@ -66,6 +66,9 @@ _WITHOUT_TOOLS = (
 )
 _GAP = "\n\n"
 
+_KEPT_SCHEMAS = 1024
+_schemas: dict[int, tuple[ToolSpec, str]] = {}
+
 
 class Parsed(NamedTuple):
     """A conversation read back: what was said, and the tools that were offered."""
@@ -119,6 +122,16 @@ def system_value(tools: Sequence[ToolSpec], own: str | None = None) -> str:
 
 
 def _tool_schema(spec: ToolSpec) -> str:
+    """The schema's text, made once for each tool: every rollout that is offered it has the same object."""
+    made = _schemas.get(id(spec))
+    if made is None or made[0] is not spec:
+        if len(_schemas) >= _KEPT_SCHEMAS:
+            _schemas.clear()
+        made = _schemas[id(spec)] = (spec, _schema_text(spec))
+    return made[1]
+
+
+def _schema_text(spec: ToolSpec) -> str:
     parameters = bytes(spec.parameters).decode() or "{}"
     name, description = _json_text(spec.name), _json_text(spec.description)
     schema = f'{{"name": {name}, "description": {description}, "parameters": {parameters}}}'

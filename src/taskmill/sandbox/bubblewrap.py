@@ -10,16 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from functools import cache
 from pathlib import Path
 
 from taskmill.sandbox.base import SandboxLimits
-from taskmill.sandbox.host import INIT, interpreter
+from taskmill.sandbox.host import interpreter
 from taskmill.sandbox.local import Confinement, Place
 
 ROOT = "/workspace"
-PROGRAM = "/run/taskmill-init.py"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
@@ -45,8 +43,6 @@ def confinement(limits: SandboxLimits) -> Confinement:
     return Confinement(
         kind="bubblewrap",
         namespace=True,
-        python=interpreter(),
-        program=PROGRAM,
         root=lambda place: ROOT,
         argv=lambda place: [*_arguments(_hardened(), limits.network), *_own(place), "--"],
         environment=lambda place: environment(),
@@ -84,7 +80,7 @@ def _try(*, hardened: bool) -> str | None:
     check = "import os, resource, select, socket, time; os.listdir('/proc')"
     command = [
         *_arguments(hardened, False),
-        *("--ro-bind", str(INIT), PROGRAM, "--dir", ROOT, "--remount-ro", "/", "--"),
+        *("--dir", ROOT, "--remount-ro", "/", "--"),
         *(interpreter(), "-I", "-S", "-c", check),
     ]
     try:
@@ -134,7 +130,8 @@ def _own(place: Place) -> list[str]:
         *("--bind", str(place.temporary), "/tmp"),
         *("--bind", str(place.temporary), "/var/tmp"),
         *("--bind", str(place.shared_memory), "/dev/shm"),
-        *("--ro-bind", str(INIT), PROGRAM),
+        # Root of the machine owns what is writable in /proc, and is still its owner without a capability.
+        *(("--remount-ro", "/proc") if os.getuid() == 0 else ()),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", ROOT),
     ]
 
@@ -145,7 +142,7 @@ def _python_directory() -> str | None:
     if prefix in ("/", "/usr") or prefix.startswith(tuple(f"{path}/" for path in _SYSTEM)):
         return None
     # A Python built in place may have a whole home or project directory for its prefix.
-    standard = sysconfig.get_path("stdlib", vars={"installed_base": prefix, "base": prefix})
+    standard = os.path.join(prefix, sys.platlibdir, f"python{sys.version_info[0]}.{sys.version_info[1]}")
     home = os.path.realpath(os.path.expanduser("~"))
     if not os.path.isdir(standard) or home == prefix or home.startswith(prefix.rstrip("/") + "/"):
         return None

@@ -20,16 +20,18 @@ from contextlib import suppress
 
 from taskmill.errors import SandboxError, ToolRefusedError
 from taskmill.sandbox.base import CommandResult, SandboxLimits
-from taskmill.sandbox.host import INIT, MARK, ProcessHost, interpreter
-from taskmill.sandbox.local import LocalProcess, Place, check_timeout
+from taskmill.sandbox.host import MARK, ProcessHost
+from taskmill.sandbox.local import LocalProcess, Place, check_timeout, clear
 from taskmill.sandbox.output import Output
-from taskmill.store import files
 
 WORKSPACE = "/workspace"
 LABEL = "taskmill"
 
 START_TIMEOUT = 900.0
 """Seconds `docker run` may take; the image may have to be pulled."""
+
+KILL_TIMEOUT = 10.0
+"""Seconds the killing of a command in its container may take before the container is killed."""
 
 COMMAND_TIMEOUT = 60.0
 """Seconds one of docker's own commands, or reading and writing a file, may take."""
@@ -52,6 +54,8 @@ for again in 1 2 3; do
   [ -n "$found" ] || break
 done
 """
+
+_EMPTY = 'cd "$1" && rm -rf -- * .[!.]* ..?*'
 
 _RESOLVE = """
 root=$(readlink -f -- "$1") || exit 44
@@ -114,6 +118,7 @@ class DockerSandbox:
         self._lock = asyncio.Lock()
         self._host: ProcessHost | None = None
         self._failed: SandboxError | None = None
+        self._made = False
         self._closed = False
         self._serial = 0
         self._background: list[LocalProcess] = []
@@ -218,14 +223,15 @@ class DockerSandbox:
     async def _kill(self, host: ProcessHost, id: str) -> None:
         """Kill what a command started in the container; the container itself when that can't be done."""
         try:
-            code, _ = await self._docker(host, "exec", self._name, "sh", "-c", _KILL, "sh", f"{MARK}={id}")
+            line = ("exec", self._name, "sh", "-c", _KILL, "sh", f"{MARK}={id}")
+            code, _ = await self._docker(host, *line, timeout=KILL_TIMEOUT)
             if code == 0:
                 return
         except SandboxError:
             pass
         self._failed = SandboxError(f"container {self._name!r} did not answer and was killed")
         with suppress(SandboxError):
-            await self._docker(host, "kill", self._name)
+            await self._docker(host, "kill", self._name, timeout=KILL_TIMEOUT)
 
     # -- files ------------------------------------------------------------------------------------------------
 
@@ -295,34 +301,41 @@ class DockerSandbox:
     # -- coming and going -------------------------------------------------------------------------------------
 
     async def _ready(self) -> ProcessHost:
-        if self._host is not None and self._host.alive and self._failed is None:
+        if self._made and self._failed is None and self._host is not None and self._host.alive:
             return self._host
         async with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
             if self._failed is not None:
                 raise self._failed
-            if self._host is None:
-                self._host = await self._make()
-            elif not self._host.alive:
+            if self._host is None or not self._host.alive:
+                self._prepare()
                 self._host = self._client()
+            if not self._made:
+                try:
+                    await self._make(self._host)
+                except SandboxError as error:
+                    # Whatever it is (no such image, no rights, no daemon), the row meets it again: never retried.
+                    self._failed = error
+                    raise
+                self._made = True
             return self._host
 
-    async def _make(self) -> ProcessHost:
+    def _prepare(self) -> None:
         if shutil.which("docker") is None:
-            self._failed = SandboxError(
+            raise SandboxError(
                 f"image {self._image!r} needs docker, and there is no program 'docker' on PATH: install it, "
                 "or leave the image out of the row"
             )
-            raise self._failed
         try:
-            below = posixpath.relpath(self._start, WORKSPACE) if self._start.startswith(WORKSPACE) else "."
+            below = posixpath.relpath(self._start, WORKSPACE) if self._root == WORKSPACE else "."
             (self._place.workspace / below).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SandboxError(
                 f"the workspace {str(self._place.workspace)!r} could not be made: {error}"
             ) from error
-        host = self._host = self._client()
+
+    async def _make(self, host: ProcessHost) -> None:
         code, said = await self._docker(host, *self._run_line(), timeout=START_TIMEOUT)
         if code == 0:
             check = ("exec", self._name, "sh", "-c", '[ -d "$1" ]', "sh", self._start)
@@ -330,18 +343,13 @@ class DockerSandbox:
             if code == 1 and not said:
                 said = f"there is no directory {self._start!r} in it".encode()
         if code != 0:
-            # Whatever it is (no such image, no rights, no daemon), the same row meets it again: never retried.
             reason = said.decode("utf-8", "replace").strip()[-1000:] or f"docker ended with code {code}"
-            self._failed = SandboxError(f"no container could be made of image {self._image!r}: {reason}")
-            raise self._failed
-        return host
+            raise SandboxError(f"no container could be made of image {self._image!r}: {reason}")
 
     def _client(self) -> ProcessHost:
         """Runs docker's command line, with the user's own environment: contexts and log-ins are named there."""
         return ProcessHost(
             [],
-            python=interpreter(),
-            program=str(INIT),
             namespace=False,
             environment=dict(os.environ),
             limits=SandboxLimits(memory=None, file_size=None, processes=None),
@@ -388,8 +396,7 @@ class DockerSandbox:
                     with suppress(SandboxError):
                         if not self._keep and os.getuid() != 0:
                             # What the container's root made in the workspace, only it can delete.
-                            clear = f"rm -rf {WORKSPACE}/* {WORKSPACE}/.[!.]* {WORKSPACE}/..?*"
-                            await self._docker(host, "exec", self._name, "sh", "-c", clear)
+                            await self._docker(host, "exec", self._name, "sh", "-c", _EMPTY, "sh", WORKSPACE)
                     with suppress(SandboxError):
                         await self._docker(host, "rm", "-f", "-v", self._name)
                 finally:
@@ -398,7 +405,7 @@ class DockerSandbox:
                         process.closed()
         finally:
             if not self._keep:
-                await asyncio.to_thread(files.remove_tree, self._place.base)
+                await asyncio.to_thread(clear, self._place)
 
 
 def remove_containers(tag: str) -> int:

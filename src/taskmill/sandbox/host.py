@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import marshal
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +26,12 @@ from taskmill.errors import SandboxError, ToolArgumentsError, ToolError, ToolRef
 from taskmill.sandbox.base import SandboxLimits
 from taskmill.sandbox.output import Output
 
-INIT = Path(__file__).with_name("init.py")
-"""The program that runs as the first process."""
-
+_LOADER = (
+    "import marshal, os, sys\n"
+    "code, length = b'', int(sys.argv[2])\n"
+    "while len(code) < length: code += os.read(int(sys.argv[1]), length - len(code)) or sys.exit()\n"
+    "exec(marshal.loads(code))"
+)
 MARK = "TASKMILL_CALL"
 """The variable by which a process says whose it is."""
 
@@ -62,6 +67,13 @@ class Call:
         self.timed_out = False
 
 
+@cache
+def program() -> bytes:
+    """The first process's program, compiled for the interpreter that runs it."""
+    path = Path(__file__).with_name("init.py")
+    return marshal.dumps(compile(path.read_bytes(), "<taskmill>", "exec"))
+
+
 def interpreter() -> str:
     """The Python that runs the first process: the one taskmill runs on, without its virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
@@ -70,7 +82,8 @@ def interpreter() -> str:
 class ProcessHost:
     """The first process of one sandbox, and the commands it was asked to run. Belongs to one event loop.
 
-    `argv` is what goes before the interpreter (the confinement). `mark` stands in the environment of every
+    `argv` is what goes before the interpreter (the confinement). `namespace` says that it is process 1 of a
+    namespace of its own. `mark` stands in the environment of every
     process, so that leftovers are known by it. Raises `SandboxError` when the first process does not start.
     """
 
@@ -78,8 +91,6 @@ class ProcessHost:
         self,
         argv: Sequence[str],
         *,
-        python: str,
-        program: str,
         namespace: bool,
         environment: Mapping[str, str],
         limits: SandboxLimits,
@@ -94,16 +105,19 @@ class ProcessHost:
         self._serial = 0
         self._stalled = False
         self._closing = False
+        self._end_reason = ""
         self._incoming = bytearray()
         self._outbox: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._control, theirs = socket.socketpair()
         numbers = (limits.memory, limits.file_size, limits.processes)
-        settings = [str(-1 if number is None else number) for number in numbers]
+        settings = [str(-1 if number is None else number) for number in (int(namespace), *numbers)]
+        code = program()
+        first = [interpreter(), "-I", "-S", "-c", _LOADER, str(theirs.fileno()), str(len(code)), *settings]
         complaints, complaints_in = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [*argv, python, "-I", "-S", program, str(theirs.fileno()), str(int(namespace)), *settings],
+                [*argv, *first],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints_in,
@@ -122,6 +136,7 @@ class ProcessHost:
         os.set_blocking(complaints, False)
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._receive)
+        self._send(code, ())
 
     @property
     def alive(self) -> bool:
@@ -176,7 +191,7 @@ class ProcessHost:
     ) -> Call:
         """Ask for a command to be started. The caller must `release` the call."""
         if not self.alive:
-            raise SandboxError("the sandbox has ended")
+            raise SandboxError(self._end_reason)
         shell = isinstance(command, str)
         arguments = [command] if isinstance(command, str) else list(command)
         if not arguments or (not shell and not arguments[0]):
@@ -369,18 +384,17 @@ class ProcessHost:
         if call is None or call.done.done():
             return
         if code:
-            with suppress(ValueError):
-                directory = cwd.decode("utf-8", "replace") or None
-                call.done.set_result(Ended(int(code), directory, note.decode("ascii", "replace")))
-                return
+            directory = cwd.decode("utf-8", "replace") or None
+            call.done.set_result(Ended(_number(code), directory, note.decode("ascii", "replace")))
+            return
         number, _, what = note.partition(b" ")
-        reason = os.strerror(int(number)) if number.isdigit() else "unknown reason"
+        reason = os.strerror(_number(number))
         if what == b"directory":
             call.done.set_exception(ToolError(f"no command can be started in {call.cwd!r}: {reason}"))
             return
         # As a shell says it: the model reads what went wrong, and the exit code is the usual one.
         call.output.add(f"{call.program[:200]}: {reason}\n".encode("utf-8", "replace"))
-        call.done.set_result(Ended(127 if number == str(errno.ENOENT).encode() else 126, None))
+        call.done.set_result(Ended(127 if _number(number) == errno.ENOENT else 126, None))
 
     def _expire(self, call: Call) -> None:
         if not call.done.done():
@@ -416,18 +430,16 @@ class ProcessHost:
         if self._on_lost is not None and not (self._closing and sys.platform == "linux"):
             self._on_lost()
         reason = said.decode("utf-8", "replace").strip()[-1000:]
+        self._end_reason = (
+            f"the sandbox ended: {reason or 'its first process was killed, or ran out of memory'}"
+        )
         for call in list(self._calls.values()):
             if call.done.done():
                 continue
             if call.timed_out:
                 call.done.set_result(Ended(-9, None))
             else:
-                call.done.set_exception(
-                    SandboxError(
-                        "the sandbox ended while a command ran in it"
-                        + (f": {reason}" if reason else " (killed, or out of memory)")
-                    )
-                )
+                call.done.set_exception(SandboxError(self._end_reason))
 
     async def close(self) -> None:
         """End everything that runs here, and wait until it is gone. May be called twice."""
@@ -446,6 +458,12 @@ class ProcessHost:
             self.release(call)
 
 
+def _number(text: bytes) -> int:
+    """A small number; -1 for whatever else stands there."""
+    digits = text.removeprefix(b"-")
+    return int(text) if digits.isdigit() and len(digits) < 6 else -1
+
+
 def _settle(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
@@ -462,4 +480,4 @@ def _encode(fields: Sequence[str]) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-__all__ = ["INIT", "MARK", "Call", "Ended", "ProcessHost", "interpreter"]
+__all__ = ["MARK", "Call", "Ended", "ProcessHost", "interpreter"]

@@ -1,9 +1,10 @@
 """The first process of a sandbox: it starts the rollout's commands, and nothing it started outlives it.
 
-A program of its own (`python -I -S init.py …`), not a module of taskmill: it runs inside the confinement, so it
-imports little, knows no secret, and ends when its control socket closes, which the death of taskmill does by
-itself. In a process namespace it is process 1; elsewhere on Linux it is a subreaper. Either way every process
-that loses its parent becomes a child of this one, however it was detached, and can be found here.
+A program of its own, not a module of taskmill: `host.py` compiles it once and sends it to a bare interpreter
+inside the confinement, where reading and compiling it each time would take longer than all else. It imports
+little, knows no secret, and ends when its control socket closes, which the death of taskmill does by itself. In
+a process namespace it is process 1; elsewhere on Linux it is a subreaper. Either way every process that loses its
+parent becomes a child of this one, however it was detached, and can be found here.
 
 Requests are length-prefixed lists of NUL-terminated fields:
     run    id, mode (shell|program), foreground (1|0), directory, n, n arguments, then NAME=value…
@@ -14,6 +15,7 @@ Answers, in the same form: id, exit code (empty: could not start), directory at 
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -72,9 +74,8 @@ class Init:
         self.linux = sys.platform == "linux"
         self.shell = next((path for path in BASH if os.access(path, os.X_OK)), b"/bin/sh")
         self.environment = dict(os.environb)
-        self.environment.pop(
-            b"PWD", None
-        )  # bubblewrap's word on where it started, not on where a command does
+        # bubblewrap's word on where it started itself, which is not where a command does
+        self.environment.pop(b"PWD", None)
         self.incoming = bytearray()
         self.descriptors: list[int] = []
         self.running: dict[int, Call] = {}  # by process id, until the process ended
@@ -106,7 +107,7 @@ class Init:
                 now = time.monotonic()
                 if self.ending:
                     self.settle(now)
-                if self.running and now >= self.next_census:
+                if self.counting() and now >= self.next_census:
                     self.census(now)
         finally:
             self.end_all()
@@ -115,9 +116,13 @@ class Init:
         """Milliseconds until something must be looked at without being told."""
         if self.ending:
             return 4
-        if self.running and self.linux:
+        if self.counting():
             return max(1.0, (self.next_census - time.monotonic()) * 1000)
         return None
+
+    def counting(self) -> bool:
+        """Whether something runs that could grow."""
+        return self.linux and (bool(self.running) or (bool(self.background) and not self.childless))
 
     # -- requests ---------------------------------------------------------------------------------------------
 
@@ -196,9 +201,10 @@ class Init:
                 setsigmask=[],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD],
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             os.close(report)
-            self.answer(id, b"", b"", b"%d %s" % (error.errno or 0, b"program" if arrived else b"directory"))
+            number = getattr(error, "errno", None) or errno.EINVAL
+            self.answer(id, b"", b"", b"%d %s" % (number, b"program" if arrived else b"directory"))
         else:
             os.set_blocking(report, False)
             self.running[pid] = Call(id, pid, report, foreground == b"1")
@@ -217,6 +223,9 @@ class Init:
                 call.killed = True
                 signal_group(call.pid, signal.SIGKILL)
                 return
+        for call in self.ending:
+            if call.id == id:
+                call.killed = True
         if id in self.background:
             call = self.background.pop(id)
             call.killed = True
@@ -269,11 +278,7 @@ class Init:
             return []
         if not self.linux:
             return [-call.pid] if signal_group(call.pid, 0) else []
-        alone = (
-            not self.background
-            and len(self.ending) == 1
-            and all(not c.foreground for c in self.running.values())
-        )
+        alone = not self.background and not self.running and len(self.ending) == 1
         sessions = {call.pid for call in (*self.running.values(), *self.background.values(), *self.ending)}
         left = []
         for pid in children(os.getpid()):
@@ -284,7 +289,7 @@ class Init:
                 mine = owner == call.id
             else:  # it cleared its environment, or is about to start
                 session = session_of(pid)
-                mine = session == call.pid or (session not in sessions and alone and not self.running)
+                mine = session == call.pid or (alone and session not in sessions)
             if mine:
                 left.append(pid)
         return left
@@ -466,12 +471,18 @@ def counts_per_namespace() -> bool:
 
 def adopt_orphans() -> None:
     """Become the parent of every process below that loses its own (Linux)."""
+    request = (36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     try:
-        import ctypes
+        try:  # as above: the public module takes ten times as long to import
+            import _ctypes
 
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    except (ImportError, OSError, AttributeError):
-        pass
+            _ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"), request)  # type: ignore[arg-type]
+        except AttributeError:
+            import ctypes
+
+            ctypes.CDLL(None).prctl(*request)
+    except (ImportError, OSError):
+        pass  # then only what stays in its process group is found; the mark finds the rest at the next start
 
 
 def main(arguments: list[str]) -> None:
@@ -479,6 +490,7 @@ def main(arguments: list[str]) -> None:
     fd, namespace, memory, file_size, processes = map(int, arguments)
     control = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -491,8 +503,11 @@ def main(arguments: list[str]) -> None:
             limit(resource.RLIMIT_NPROC, processes)
         if not namespace:
             adopt_orphans()
-    Init(control, bool(namespace), memory, processes).serve()
+    try:
+        Init(control, bool(namespace), memory, processes).serve()
+    finally:
+        os._exit(0)  # the interpreter has nothing to put in order
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([sys.argv[1], *sys.argv[3:]])

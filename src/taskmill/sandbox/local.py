@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import posixpath
 import re
@@ -19,6 +20,8 @@ from taskmill.sandbox.host import KILL_GRACE, Call, Ended, ProcessHost
 from taskmill.sandbox.leftovers import kill_marked
 from taskmill.sandbox.output import Output
 from taskmill.store import files
+
+logger = logging.getLogger(__name__)
 
 COPY_BYTES = 1024**3
 """Bytes of a row's own directory (`cwd`) that are copied into its workspace at most."""
@@ -45,13 +48,11 @@ class Confinement(Struct, frozen=True):
     """How the first process is started, and what it sees.
 
     `root` gives the workspace's path as commands see it, `argv` what goes before the interpreter,
-    `environment` every variable a command has, `program` the path of `init.py` inside.
+    `environment` every variable a command has. With a `namespace`, it is process 1 of its own.
     """
 
     kind: str
     namespace: bool
-    python: str
-    program: str
     root: Callable[[Place], str]
     argv: Callable[[Place], list[str]]
     environment: Callable[[Place], dict[str, str]]
@@ -159,22 +160,26 @@ class LocalSandbox:
     async def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
         """The bytes of a regular file of the workspace."""
         await self._make()
-        return files.read_beneath(self._place.workspace, self._relative(path), limit)
+        return files.read_beneath(self._place.workspace, self._relative(path), limit, alias=self._root)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, making its folders."""
         await self._make()
-        files.write_beneath(self._place.workspace, self._relative(path), data)
+        files.write_beneath(self._place.workspace, self._relative(path), data, alias=self._root)
 
     async def remove(self, path: str) -> None:
         """Remove a file or a folder of the workspace."""
         await self._make()
-        await asyncio.to_thread(files.remove_beneath, self._place.workspace, self._relative(path))
+        place = self._place.workspace
+        await asyncio.to_thread(files.remove_beneath, place, self._relative(path), alias=self._root)
 
     async def list_files(self, path: str = ".", *, limit: int = 10_000) -> list[str]:
         """Files under `path`, relative to it, sorted."""
         await self._make()
-        return await asyncio.to_thread(files.list_beneath, self._place.workspace, self._relative(path), limit)
+        place = self._place.workspace
+        return await asyncio.to_thread(
+            files.list_beneath, place, self._relative(path), limit, alias=self._root
+        )
 
     def _relative(self, path: str) -> str:
         """A path as the task says it, from the workspace on. What leads out by `..` or a link is found later."""
@@ -206,8 +211,6 @@ class LocalSandbox:
                 confinement = self._confinement
                 self._host = ProcessHost(
                     confinement.argv(self._place),
-                    python=confinement.python,
-                    program=confinement.program,
                     namespace=confinement.namespace,
                     environment=confinement.environment(self._place),
                     limits=self._limits,
@@ -268,7 +271,19 @@ class LocalSandbox:
         finally:
             if self._made and not self._keep:
                 # A thread goes on when its waiter is cancelled, so the folder goes in any case.
-                await asyncio.to_thread(files.remove_tree, self._place.base)
+                await asyncio.to_thread(clear, self._place)
+
+
+def clear(place: Place) -> None:
+    """Delete a rollout's folders. What can't be deleted is said and left: the rollout itself is done."""
+    for again in range(5):
+        try:
+            files.remove_tree(place.base)
+            return
+        except OSError as error:  # the last writes of something that was just killed
+            if again == 4:
+                logger.warning("the workspace %r could not be deleted: %s", str(place.base), error)
+            time.sleep(0.02 * 2**again)
 
 
 def check_timeout(timeout: float) -> None:

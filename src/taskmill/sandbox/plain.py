@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from taskmill.sandbox.host import INIT, interpreter
+from taskmill.sandbox.host import interpreter
 from taskmill.sandbox.local import Confinement, Place
 
 
@@ -18,8 +18,6 @@ def confinement() -> Confinement:
     return Confinement(
         kind="plain",
         namespace=False,
-        python=interpreter(),
-        program=str(INIT),
         root=lambda place: str(place.workspace),
         argv=lambda place: [],
         environment=_environment,

@@ -42,8 +42,10 @@ class GroupCommit:
         self._max_rows = 1 if sync == "each" else max_rows
         self._dirty: dict[AppendFile, None] = {}
         self._waiting: list[asyncio.Future[None]] = []
+        self._soon: dict[AppendFile, tuple[list[bytes], list[asyncio.Future[None]]]] = {}
         self._syncing: _Batch | None = None
         self._to_close: set[AppendFile] = set()
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -64,19 +66,62 @@ class GroupCommit:
             self.failed = error
             raise
         future = loop.create_future()
+        self._await_sync(loop, file, [future])
+        return future
+
+    def append_soon(self, file: AppendFile, data: bytes) -> asyncio.Future[None]:
+        """Like `append`, but written by the end of this turn of the event loop, in one piece with what else comes in.
+
+        For records that are many and small: what a kill takes within that turn was not acknowledged.
+        """
+        if self.failed is not None:
+            raise self.failed.with_traceback(None)
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        if not self._soon:
+            loop.call_soon(self._write_soon, loop)
+        pieces, futures = self._soon.setdefault(file, ([], []))
+        pieces.append(data)
+        futures.append(future)
+        return future
+
+    def write_now(self) -> None:
+        """Write what `append_soon` still holds back."""
+        if self._soon:
+            self._write_soon(asyncio.get_running_loop())
+
+    def _write_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        soon, self._soon = self._soon, {}
+        for file, (pieces, futures) in soon.items():
+            try:
+                if self.failed is not None:
+                    raise self.failed.with_traceback(None)
+                file.write(b"".join(pieces))
+            except StoreError as error:
+                self.failed = self.failed or error
+                _fail(futures, error)
+            else:
+                self._await_sync(loop, file, futures)
+
+    def _await_sync(
+        self, loop: asyncio.AbstractEventLoop, file: AppendFile, futures: list[asyncio.Future[None]]
+    ) -> None:
+        """Acknowledge `futures` with the next sync of `file`, which now holds what they stand for."""
         if self._sync == "none":
-            future.set_result(None)
-            return future
+            for future in futures:
+                future.set_result(None)
+            return
         self._dirty[file] = None
-        self._waiting.append(future)
+        self._waiting += futures
         if self._syncing is None and len(self._waiting) >= self._max_rows:
             self._start(loop)
         elif self._timer is None and self._max_delay > 0:
             self._timer = loop.call_later(self._max_delay, self._start, loop)
-        return future
 
     def close_file(self, file: AppendFile) -> None:
         """Close `file` as soon as all that was appended to it is synced."""
+        if file in self._soon:
+            self._write_soon(asyncio.get_running_loop())
         if file in self._dirty or (self._syncing is not None and file in self._syncing.files):
             self._to_close.add(file)
         else:
@@ -85,6 +130,7 @@ class GroupCommit:
     async def flush(self) -> None:
         """Sync all that was appended so far. Raises `StoreError` if that or anything before failed."""
         loop = asyncio.get_running_loop()
+        self._write_soon(loop)
         while self._waiting or self._syncing is not None:
             if self._syncing is None:
                 self._start(loop)
@@ -95,10 +141,16 @@ class GroupCommit:
             raise self.failed.with_traceback(None)
 
     async def close(self) -> None:
-        """Sync what is outstanding and end the thread. May be called twice; under cancellation it still syncs."""
+        """Sync what is outstanding and end the thread; under cancellation it still syncs.
+
+        Raises `StoreError` if that or anything before failed, since nobody may have been told. May be called twice;
+        the second time says nothing.
+        """
+        if self._closed and not self._waiting and not self._soon:
+            return
+        self._closed = True
         try:
-            if self.failed is None or self._waiting or self._syncing is not None:
-                await self.flush()
+            await self.flush()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -165,14 +217,11 @@ class GroupCommit:
     def _settle(self, batch: _Batch, error: StoreError | None) -> None:
         if error is not None and self.failed is None:
             self.failed = error
+        if error is not None:
+            _fail(batch.futures, error)
         for future in batch.futures:
-            if future.done():
-                continue
-            if error is None:
+            if not future.done():
                 future.set_result(None)
-            else:
-                future.set_exception(error)
-                future.exception()  # marks it as seen: a row nobody waits for needs no second complaint
         if self._to_close:
             for file in batch.files:
                 if file in self._to_close and file not in self._dirty:
@@ -190,6 +239,13 @@ class GroupCommit:
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
+
+
+def _fail(futures: list[asyncio.Future[None]], error: StoreError) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # marks it as seen: a row nobody waits for needs no second complaint
 
 
 def _sync_all(files: list[AppendFile]) -> StoreError | None:

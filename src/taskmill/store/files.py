@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -323,21 +323,22 @@ _MAX_LINKS = 40
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def read_beneath(root: Path, relative: str, limit: int | None = None) -> bytes:
+def read_beneath(root: Path, relative: str, limit: int | None = None, *, alias: str | None = None) -> bytes:
     """The bytes of a regular file under `root`, at most the first `limit`.
 
-    Links are followed as long as they stay inside. Raises `ToolRefusedError` for whatever leads out and for what
-    is no regular file, `FileNotFoundError` (and its like) with the path as it was given.
+    Links are followed as long as they stay inside; `alias` is where those who make links see `root`. Raises
+    `ToolRefusedError` for whatever leads out and for what is no regular file, `FileNotFoundError` (and its like)
+    with the path as it was given.
     """
-    with _beneath(root, relative) as (folder, name), _named(relative):
+    with _beneath(root, relative, alias=alias) as (folder, name), _named(relative):
         fd = _open_regular(folder, name, os.O_RDONLY, relative)
         with open(fd, "rb") as file:
             return file.read() if limit is None else file.read(limit)
 
 
-def write_beneath(root: Path, relative: str, data: bytes) -> None:
-    """Write a regular file under `root`, making the folders on the way. Raises like `read_beneath`."""
-    with _beneath(root, relative, make=True) as (folder, name), _named(relative):
+def write_beneath(root: Path, relative: str, data: bytes, *, alias: str | None = None) -> None:
+    """Write a regular file under `root`, making the folders on the way. Links and errors as in `read_beneath`."""
+    with _beneath(root, relative, make=True, alias=alias) as (folder, name), _named(relative):
         fd = _open_regular(folder, name, os.O_WRONLY | os.O_CREAT, relative)
         try:
             os.ftruncate(fd, 0)
@@ -346,9 +347,9 @@ def write_beneath(root: Path, relative: str, data: bytes) -> None:
             os.close(fd)
 
 
-def remove_beneath(root: Path, relative: str) -> None:
+def remove_beneath(root: Path, relative: str, *, alias: str | None = None) -> None:
     """Remove a file, a link (not what it points to), or a folder with all in it. Raises like `read_beneath`."""
-    with _beneath(root, relative, follow_last=False) as (folder, name), _named(relative):
+    with _beneath(root, relative, follow_last=False, alias=alias) as (folder, name), _named(relative):
         if name == ".":
             raise ToolRefusedError(f"{relative!r} is the workspace itself, which can't be removed")
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -357,10 +358,12 @@ def remove_beneath(root: Path, relative: str) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-def list_beneath(root: Path, relative: str = ".", limit: int = 10_000) -> list[str]:
+def list_beneath(
+    root: Path, relative: str = ".", limit: int = 10_000, *, alias: str | None = None
+) -> list[str]:
     """Files under a folder (links by their own name, not followed), relative to it, sorted; the first `limit`."""
     found: list[str] = []
-    with _beneath(root, relative) as (folder, name), _named(relative):
+    with _beneath(root, relative, alias=alias) as (folder, name), _named(relative):
         top = os.open(name, _FOLDER, dir_fd=folder)
         try:
             for base, folders, files, fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
@@ -435,7 +438,7 @@ def _named(relative: str) -> Iterator[None]:
 
 @contextmanager
 def _beneath(
-    root: Path, relative: str, *, make: bool = False, follow_last: bool = True
+    root: Path, relative: str, *, make: bool = False, follow_last: bool = True, alias: str | None = None
 ) -> Iterator[tuple[int, str]]:
     """Walk to `relative` one component at a time; gives the folder's descriptor and the last name in it.
 
@@ -449,8 +452,9 @@ def _beneath(
     with _named(relative):
         stack = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
+        seen_as = (str(root), os.path.realpath(root) if alias is None else alias)
         with _named(relative):
-            name = _walk(stack, deque(relative.split("/")), root, outside, make, follow_last)
+            name = _walk(stack, deque(relative.split("/")), seen_as, outside, make, follow_last)
         yield stack[-1], name
     finally:
         for fd in stack:
@@ -458,7 +462,7 @@ def _beneath(
 
 
 def _walk(
-    stack: list[int], parts: deque[str], root: Path, outside: str, make: bool, follow_last: bool
+    stack: list[int], parts: deque[str], roots: Sequence[str], outside: str, make: bool, follow_last: bool
 ) -> str:
     links = 0
     while parts:
@@ -487,7 +491,7 @@ def _walk(
                 raise ToolRefusedError(f"{outside}: too many links on the way")
             target = os.readlink(part, dir_fd=stack[-1])
             if target.startswith("/"):
-                target = _inside(target, root, outside)
+                target = _inside(target, roots, outside)
                 while len(stack) > 1:
                     os.close(stack.pop())
             parts.extendleft(reversed(target.split("/")))
@@ -498,8 +502,8 @@ def _walk(
     return "."
 
 
-def _inside(target: str, root: Path, outside: str) -> str:
-    for known in (str(root), os.path.realpath(root)):
+def _inside(target: str, roots: Sequence[str], outside: str) -> str:
+    for known in roots:
         if target == known or target.startswith(f"{known}/"):
             return target[len(known) + 1 :]
     raise ToolRefusedError(outside)

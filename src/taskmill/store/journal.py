@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ class _Line(Struct, frozen=True):
 class _Track(Struct):
     """All that is kept in memory for a live rollout: its last entry, and the segments it has entries in."""
 
+    number: int
     last: _Place
     segments: set[int]
 
@@ -48,9 +50,9 @@ class _Track(Struct):
 class CallJournal:
     """Finished calls by rollout, in segments that go when no rollout needs them any more.
 
-    Each entry names the place of the one before it in the same rollout, so memory is the same for a rollout of
+    Each entry names the place of the one it followed in the same rollout, so memory is the same for a rollout of
     five calls and of five hundred, and a gap (entries lost with the power) ends what is recalled instead of
-    going unnoticed.
+    going unnoticed. A call made anew follows the one with the next smaller number: what came after that is void.
     """
 
     def __init__(self, directory: Path, commit: GroupCommit, *, segment_bytes: int = 8 << 20) -> None:
@@ -62,6 +64,7 @@ class CallJournal:
         self._active: AppendFile | None = None
         self._retired: dict[int, AppendFile] = {}
         self._number = 0
+        self._end = 0
 
     async def open(self, live: Callable[[str], bool]) -> None:
         """Find the calls of rollouts that `live` still wants, and drop segments that hold none.
@@ -69,6 +72,7 @@ class CallJournal:
         Lines that can't be read (a torn end) are passed over. New entries always go to a new segment.
         """
         for number in self._stored_segments():
+            await asyncio.sleep(0)  # an interrupt is answered between segments
             self._live.setdefault(number, 0)
             self._number = max(self._number, number)
             for offset, line in lines(self._path(number)):
@@ -76,10 +80,8 @@ class CallJournal:
                     entry = _decoder.decode(line)
                 except (msgspec.DecodeError, RecursionError):
                     continue
-                track = self._tracks.get(entry.rollout)
-                follows = entry.previous == (track.last if track else None)
-                if follows and live(entry.rollout):
-                    self._note(entry.rollout, _Place(number, offset))
+                if self._follows(entry) and live(entry.rollout):
+                    self._note(entry.rollout, entry.number, _Place(number, offset))
         self._sweep()
 
     def calls(self) -> Iterator[tuple[str, int]]:
@@ -93,31 +95,28 @@ class CallJournal:
                 yield entry.rollout, entry.number
 
     def recall(self, rollout_id: str) -> list[JournalEntry]:
-        """The calls of a rollout in order of number; where one was made anew, the later one and what followed it."""
-        track = self._tracks.get(rollout_id)
-        place = track.last if track else None
-        entries: list[JournalEntry] = []
-        while place is not None:
-            entry = self._read(place)
-            if not entries or entry.number < entries[-1].number:
-                entries.append(JournalEntry(entry.number, entry.digest, bytes(entry.completion)))
-            place = entry.previous
+        """The calls of a rollout in order of number; where some were made anew, the later ones."""
+        self._commit.write_now()
+        entries = [
+            JournalEntry(entry.number, entry.digest, bytes(entry.completion))
+            for _, entry in self._backwards(rollout_id)
+        ]
         entries.reverse()
         return entries
 
     def record(self, rollout_id: str, number: int, digest: str, completion: bytes) -> Awaitable[None]:
-        """Write down a finished call; `completion` is one JSON value. Safe from a kill when this returns.
+        """Write down a finished call; `completion` is one JSON value. Safe from a kill when this turn of the loop is over.
 
         The awaitable resolves when the entry is on disk; a caller need not wait for it. Raises `StoreError`.
         """
         if b"\n" in completion:
             raise ValueError("a completion in the journal must be JSON without line breaks")
         file = self._file()
-        track = self._tracks.get(rollout_id)
-        line = _Line(rollout_id, number, digest, track.last if track else None, Raw(completion))
-        place = _Place(self._number, file.size)
-        written = self._commit.append(file, _encoder.encode(line) + b"\n")
-        self._note(rollout_id, place)
+        line = _Line(rollout_id, number, digest, self._before(rollout_id, number), Raw(completion))
+        encoded = _encoder.encode(line) + b"\n"
+        written = self._commit.append_soon(file, encoded)
+        self._note(rollout_id, number, _Place(self._number, self._end))
+        self._end += len(encoded)
         return written
 
     def forget(self, rollout_id: str) -> None:
@@ -137,23 +136,56 @@ class CallJournal:
         self._retire()
         self._sweep()
 
-    def _note(self, rollout_id: str, place: _Place) -> None:
+    def _backwards(self, rollout_id: str) -> Iterator[tuple[_Place, _Line]]:
+        """The entries of a rollout that count, newest first."""
+        track = self._tracks.get(rollout_id)
+        place = track.last if track else None
+        while place is not None:
+            entry = self._read(place)
+            yield place, entry
+            place = entry.previous
+
+    def _before(self, rollout_id: str, number: int) -> _Place | None:
+        """The place of the entry that a call of that number follows."""
         track = self._tracks.get(rollout_id)
         if track is None:
-            track = self._tracks[rollout_id] = _Track(place, set())
+            return None
+        if track.number < number:
+            return track.last
+        self._commit.write_now()
+        earlier = (place for place, entry in self._backwards(rollout_id) if entry.number < number)
+        return next(earlier, None)
+
+    def _follows(self, entry: _Line) -> bool:
+        """Whether a stored entry joins on to what was found of its rollout so far."""
+        if entry.previous is None:
+            return True
+        track = self._tracks.get(entry.rollout)
+        if track is None:
+            return False
+        return track.last == entry.previous or any(
+            place == entry.previous for place, _ in self._backwards(entry.rollout)
+        )
+
+    def _note(self, rollout_id: str, number: int, place: _Place) -> None:
+        track = self._tracks.get(rollout_id)
+        if track is None:
+            track = self._tracks[rollout_id] = _Track(number, place, set())
+        track.number = number
         track.last = place
         if place.segment not in track.segments:
             track.segments.add(place.segment)
             self._live[place.segment] = self._live.get(place.segment, 0) + 1
 
     def _file(self) -> AppendFile:
-        if self._active is not None and self._active.size >= self._segment_bytes:
+        if self._active is not None and self._end >= self._segment_bytes:
             self._retire()
             self._sweep()
         if self._active is None:
             make_directory(self._directory)
             self._number += 1
             self._active = AppendFile(self._path(self._number))
+            self._end = self._active.size
             self._live[self._number] = 0
         return self._active
 

@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 
 class BatchCount(NamedTuple):
-    """Rows of one batch: `recorded` have an end, `reused` of them since before this start; either may be `discarded`."""
+    """Rows of one batch: `recorded` have an end, `reused` of these since before this start, `discarded` of these too."""
 
     batch: int
     recorded: int
@@ -90,7 +90,7 @@ class Ledger:
             self._db.executescript(_SCHEMA)
         self._records: list[tuple[bytes, bytes, int | None, int, str]] = []
         self._has_stored = False
-        self._counts = dict.fromkeys(_STATES, 0)
+        self._marks: list[tuple[int, int]] = []
 
     # -- filling ----------------------------------------------------------------------------------------------
 
@@ -135,8 +135,6 @@ class Ledger:
         with _told():
             self._number_equal_rows()
             settlement = self._pair() if self._has_stored else Settlement(0, 0)
-            for code, count in self._db.execute("SELECT state, COUNT(*) FROM planned GROUP BY state"):
-                self._counts[_STATES[code]] = count
         return settlement
 
     def _number_equal_rows(self) -> None:
@@ -216,8 +214,8 @@ class Ledger:
         """
         end = (1 << 62) if stop is None else stop
         while True:
-            with _told():
-                rows = self._db.execute(
+            with self._asked() as db:
+                rows = db.execute(
                     "SELECT row, offset, key, detail, copy FROM planned "
                     f"WHERE row >= ? AND row < ? AND state < {_FIRST_DONE} ORDER BY row LIMIT {_CHUNK}",
                     (start, end),
@@ -232,8 +230,8 @@ class Ledger:
         """Indices of the rows that are done, ascending."""
         start = -(1 << 62)
         while True:
-            with _told():
-                rows = self._db.execute(
+            with self._asked() as db:
+                rows = db.execute(
                     f"SELECT row FROM planned WHERE row >= ? AND state >= {_FIRST_DONE} ORDER BY row LIMIT {_CHUNK}",
                     (start,),
                 ).fetchall()
@@ -245,42 +243,51 @@ class Ledger:
 
     def state(self, index: int) -> str:
         """How a row stands: `pending` or one of the recorded states. `KeyError` for an index outside the plan."""
-        with _told():
-            found = self._db.execute("SELECT state FROM planned WHERE row = ?", (index,)).fetchone()
+        with self._asked() as db:
+            found = db.execute("SELECT state FROM planned WHERE row = ?", (index,)).fetchone()
         if found is None:
             raise KeyError(f"row {index} is not in the plan")
         return str(_STATES[found[0]])
 
     def place(self, index: int) -> str | None:
         """Where the record that decides a row's state was stored, if it was stored before this start."""
-        with _told():
-            found = self._db.execute(
+        with self._asked() as db:
+            found = db.execute(
                 "SELECT place FROM planned JOIN stored ON seq = source WHERE row = ?", (index,)
             ).fetchone()
         return None if found is None else str(found[0])
 
     def mark(self, index: int, state: str) -> None:
-        """Note that a row was recorded as `state`."""
-        before = self.state(index)
-        with _told():
-            self._db.execute("UPDATE planned SET state = ? WHERE row = ?", (_CODES[state], index))
-        self._counts[before] -= 1
-        self._counts[state] += 1
+        """Note that a row was recorded as `state`. `KeyError` for a state there is not."""
+        self._marks.append((_CODES[state], index))
+        if len(self._marks) >= _CHUNK:
+            self._write_marks()
+
+    def _write_marks(self) -> None:
+        if self._marks:
+            with _told():
+                self._db.executemany("UPDATE planned SET state = ?, source = NULL WHERE row = ?", self._marks)
+            self._marks.clear()
 
     def counts(self) -> dict[str, int]:
         """Rows in each state, `pending` included; they add up to the plan."""
-        return dict(self._counts)
+        counts = dict.fromkeys(_STATES, 0)
+        with self._asked() as db:
+            for code, count in db.execute("SELECT state, COUNT(*) FROM planned GROUP BY state"):
+                counts[_STATES[code]] = count
+        return counts
 
     @property
     def total(self) -> int:
         """Rows planned so far."""
-        with _told():
-            return int(self._db.execute("SELECT COUNT(*) FROM planned").fetchone()[0])
+        with self._asked() as db:
+            return int(db.execute("SELECT COUNT(*) FROM planned").fetchone()[0])
 
     @property
     def done_count(self) -> int:
         """Rows that are done."""
-        return sum(self._counts[state] for state in DONE_STATES)
+        counts = self.counts()
+        return sum(counts[state] for state in DONE_STATES)
 
     def find(self, rollout_id: str) -> Found | None:
         """The planned row with that rollout id; `None` when the plan has none. Ask after `settle`."""
@@ -289,8 +296,8 @@ class Ledger:
             wanted = (bytes.fromhex(detail), int(copy))
         except ValueError:
             return None
-        with _told():
-            found = self._db.execute(
+        with self._asked() as db:
+            found = db.execute(
                 "SELECT row, state FROM planned WHERE detail = ? AND copy = ?", wanted
             ).fetchone()
         return None if found is None else Found(found[0], _STATES[found[1]])
@@ -303,14 +310,21 @@ class Ledger:
     def batches(self, size: int) -> Iterator[BatchCount]:
         """How the rows of each batch of `size` stand, in order of the batches."""
         discarded = _CODES["discarded"]
-        with _told():
+        with self._asked() as db:
             yield from map(
                 BatchCount._make,
-                self._db.execute(
+                db.execute(
                     f"SELECT row / {size:d}, SUM(state > 0), SUM(state >= {_FIRST_DONE} AND source IS NOT NULL), "
                     f"SUM(state = {discarded}) FROM planned GROUP BY row / {size:d}"
                 ),
             )
+
+    @contextmanager
+    def _asked(self) -> Iterator[sqlite3.Connection]:
+        """The database with every mark in it."""
+        self._write_marks()
+        with _told():
+            yield self._db
 
     def close(self) -> None:
         """Drop the ledger. May be called twice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -23,18 +23,33 @@ class ToolResult(Struct, frozen=True):
 class ToolContext:
     """What a running tool may use: the rollout's sandbox, and a place for state that lives as long as the rollout.
 
-    `state` is keyed by tool or toolset name (the todo list, the shell's directory); nothing of it is shared
-    between rollouts.
+    `sandbox` is made when a tool first asks for it, where a function that makes one was given. `state` is keyed
+    by tool or toolset name (the todo list, the shell's directory). Nothing of a context is shared between
+    rollouts; `close` ends the sandbox and what runs in it.
     """
 
-    __slots__ = ("locks", "memory_path", "rollout_id", "sandbox", "state")
+    __slots__ = ("_sandbox", "locks", "memory_path", "rollout_id", "state")
 
-    def __init__(self, rollout_id: str, sandbox: Sandbox, *, memory_path: str | None = None) -> None:
+    def __init__(
+        self, rollout_id: str, sandbox: Sandbox | Callable[[], Sandbox], *, memory_path: str | None = None
+    ) -> None:
         self.rollout_id = rollout_id
-        self.sandbox = sandbox
+        self._sandbox = sandbox
         self.memory_path = memory_path
         self.state: dict[str, Any] = {}
         self.locks: dict[str, asyncio.Lock] = {}
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The rollout's sandbox. Raises `SandboxError` where it can't be had."""
+        if callable(self._sandbox):
+            self._sandbox = self._sandbox()
+        return self._sandbox
+
+    async def close(self) -> None:
+        """Kill what the rollout's tools started and delete its workspace. May be called twice."""
+        if not callable(self._sandbox):
+            await self._sandbox.close()
 
 
 class Tool(Protocol):

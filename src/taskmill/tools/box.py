@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from time import perf_counter
 from typing import Any
 
-from taskmill.errors import ConfigurationError, ToolError, ToolTimeoutError, UnknownToolError
+from taskmill.errors import ConfigurationError, SandboxError, ToolError, ToolTimeoutError, UnknownToolError
 from taskmill.records import Message, ToolCall, ToolEvent, ToolSpec
 from taskmill.tools.arguments import parse_arguments
 from taskmill.tools.base import Tool, ToolContext, ToolResult
@@ -67,7 +67,8 @@ class ToolBox:
     async def run(self, calls: Sequence[ToolCall | None]) -> list[tuple[Message, ToolEvent]]:
         """Run the calls of one turn; answers stand in the order of the calls.
 
-        A `None` among the calls is no call and gets no answer. Raises nothing but `CancelledError`, and then
+        A `None` among the calls is no call and gets no answer. Raises nothing but `SandboxError` (no tool of the
+        rollout can work) and `CancelledError`, and then
         nothing of the calls goes on, except what can't be stopped: a stuck thread, or an async tool that
         ignores its cancellation for `GRACE` seconds.
         """
@@ -84,8 +85,11 @@ class ToolBox:
                 answers.append(await self._answer(group[0]))
                 continue
             gate = asyncio.Semaphore(PARALLEL)
-            async with asyncio.TaskGroup() as side_by_side:
-                tasks = [side_by_side.create_task(self._answer(call, gate)) for call in group]
+            try:
+                async with asyncio.TaskGroup() as side_by_side:
+                    tasks = [side_by_side.create_task(self._answer(call, gate)) for call in group]
+            except BaseExceptionGroup as failed:
+                raise failed.exceptions[0] from None
             answers.extend(task.result() for task in tasks)
         return answers
 
@@ -124,6 +128,8 @@ class ToolBox:
             if not result.success:
                 kind, error = "ToolError", result.error or result.content
             content = result.content
+        except SandboxError:
+            raise  # no tool of this rollout can work: that is the rollout's failure, not the model's
         except ToolError as raised:
             kind, error = type(raised).__name__, str(raised) or type(raised).__name__
             content = f"Error: {error}"

@@ -74,7 +74,7 @@ _BUILT_IN: dict[str, Toolset] = {
     for toolset in (
         Toolset(
             "terminal",
-            "A shell that keeps its directory and variables, and processes in the background.",
+            "A shell that keeps its directory, and processes in the background.",
             ("terminal", "process"),
             _from("terminal", "terminal", "process"),
         ),

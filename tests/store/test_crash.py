@@ -1,0 +1,343 @@
+"""Crashes at any byte: nothing acknowledged is ever missing, and every row ends up stored exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from taskmill.errors import RunLockedError
+from taskmill.records import DONE_STATES
+from taskmill.store.jsonl import encode_row
+from taskmill.store.ledger import Ledger, PlannedRow
+from taskmill.store.run import RunDirectory
+
+T = TypeVar("T")
+BATCH = 3
+CONFIG = {"seed": 7}
+
+
+def h(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def stored_line(row: PlannedRow, state: str, text: str) -> bytes:
+    return encode_row(
+        {"id": row.rollout_id, "key": row.key.hex(), "detail": row.detail.hex(), "state": state, "text": text}
+    )
+
+
+def recall(run: RunDirectory, ledger: Ledger) -> Counter[str]:
+    """Tell the ledger what is stored, as a resume does; gives how often each done rollout is stored."""
+    stored: Counter[str] = Counter()
+    places = [(f"batch_{k}", run.read_shard(k)) for k in run.shard_numbers()]
+    for place, rows in [*places, ("outcomes", run.read_outcomes())]:
+        for _, line in rows:
+            row = json.loads(line)
+            ledger.store(
+                bytes.fromhex(row["key"]), bytes.fromhex(row["detail"]), row["id"], row["state"], place
+            )
+            if row["state"] in DONE_STATES:
+                stored[row["id"]] += 1
+    ledger.settle()
+    return stored
+
+
+class CrashingRun(RuleBasedStateMachine):
+    """A run that records rows and calls, is flushed, closed, killed, and cut off anywhere; and started again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = Path(tempfile.mkdtemp())
+        self.generation = 0
+        self.run_directory: RunDirectory | None = None
+        self.old: list[RunDirectory] = []
+        self.planned: list[str] = []
+        self.safe: dict[str, int] = {}
+        """Bytes of each file that are known to be on disk."""
+        self.done: dict[str, tuple[str, int]] = {}
+        """File and end of the row of each done rollout."""
+        self.calls: dict[str, list[tuple[str, str, int]]] = {}
+        """Digest, file and end of each call of each rollout, newest last."""
+        self.acknowledged: list[tuple[str, asyncio.Future[None]]] = []
+        self.serial = 0
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call what needs a running loop, and write what it holds back until the end of the turn."""
+
+        async def turn() -> T:
+            result = function(*arguments)
+            self.run_now.commit.write_now()
+            return result
+
+        return self.wait(turn())
+
+    @property
+    def path(self) -> Path:
+        return self.folder / str(self.generation)
+
+    @initialize(prompts=st.lists(st.sampled_from("ABC"), min_size=1, max_size=9))
+    def plan(self, prompts: list[str]) -> None:
+        self.planned = prompts
+        self.start()
+
+    # -- a process --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        run = RunDirectory(self.path)
+        run.commit._max_delay = 3600.0  # rows are synced when a rule says so
+        run.open_for_writing(CONFIG, resume=True)
+        self.acknowledged = []
+        self.safe = {
+            name: min(size, self.end_of(name)) for name, size in self.safe.items() if self.exists(name)
+        }
+        self.ledger = Ledger()
+        self.ledger.plan(PlannedRow(n, 0, h(text), h(text)) for n, text in enumerate(self.planned))
+        stored = recall(run, self.ledger)
+        self.wait(run.journal.open(self.ledger.is_pending))
+        self.run_directory = run
+        assert set(self.done) == set(stored), "what was acknowledged is there, and nothing that was not"
+        assert set(stored.values()) <= {1}, "no rollout is stored twice"
+        assert self.ledger.done_count == len(self.done)
+        for rollout_id, calls in self.calls.items():
+            recalled = [entry.digest for entry in self.call(run.journal.recall, rollout_id)]
+            if rollout_id in self.done:
+                assert recalled == []
+            else:
+                assert recalled == [digest for digest, _, _ in calls]
+
+    @property
+    def run_now(self) -> RunDirectory:
+        assert self.run_directory is not None
+        return self.run_directory
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def end_of(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    @rule(data=st.data(), text=st.sampled_from(["", "é😀", "x" * 300, '"\\\0\u2028']))
+    def finish_a_row(self, data: st.DataObject, text: str) -> None:
+        pending = list(self.ledger.pending())
+        if not pending:
+            return
+        row = data.draw(st.sampled_from(pending))
+        state = data.draw(st.sampled_from(["completed", "partial", "discarded", "failed", "cancelled"]))
+        line = stored_line(row, state, text)
+        if state in ("completed", "partial"):
+            name = f"batch_{row.index // BATCH}.jsonl"
+            future = self.call(self.run_now.append_row, row.index // BATCH, line)
+        else:
+            name = "outcomes.jsonl"
+            future = self.call(self.run_now.append_outcome, line)
+        self.ledger.mark(row.index, state)
+        if state in DONE_STATES:
+            self.done[row.rollout_id] = (name, self.end_of(name))
+            self.acknowledged.append((row.rollout_id, asyncio.ensure_future(future, loop=self.loop)))
+
+    @rule(data=st.data(), again=st.integers(0, 2))
+    def record_a_call(self, data: st.DataObject, again: int) -> None:
+        pending = list(self.ledger.pending())
+        if not pending:
+            return
+        rollout_id = data.draw(st.sampled_from(pending)).rollout_id
+        calls = self.calls.setdefault(rollout_id, [])
+        del calls[max(0, len(calls) - again) :]  # the rollout went another way from there
+        self.serial += 1
+        self.call(
+            self.run_now.journal.record, rollout_id, len(calls), f"d{self.serial}", b'{"text":"\xc3\xa9"}'
+        )
+        name = max(str(path.relative_to(self.path)) for path in (self.path / "journal").iterdir())
+        calls.append((f"d{self.serial}", name, self.end_of(name)))
+
+    @rule(close=st.booleans())
+    def sync(self, close: bool) -> None:
+        if close:
+            self.run_now.close_shard(0)
+        self.wait(self.run_now.commit.flush())
+        self.note_what_is_safe()
+
+    def note_what_is_safe(self) -> None:
+        self.safe = {
+            str(path.relative_to(self.path)): path.stat().st_size for path in self.path.rglob("*.jsonl")
+        }
+
+    @rule()
+    def stop(self) -> None:
+        self.wait(self.run_now.close())
+        self.run_directory = None
+        self.note_what_is_safe()
+        self.start()
+
+    # -- crashes ----------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """What a crash leaves behind is a copy of the files; the process that was has no say any more."""
+        shutil.copytree(self.path, self.folder / str(self.generation + 1))
+        if self.run_directory is not None:
+            self.old.append(self.run_directory)
+            self.run_directory = None
+        self.generation += 1
+
+    @rule()
+    def kill(self) -> None:
+        self.leave()
+        self.start()
+
+    @rule(data=st.data())
+    def lose_power(self, data: st.DataObject) -> None:
+        """Of what was not synced, any part may be gone, in each file another."""
+        self.leave()
+        for path in sorted(self.path.rglob("*.jsonl")):
+            name = str(path.relative_to(self.path))
+            self.cut(name, data.draw(st.integers(self.safe.get(name, 0), path.stat().st_size), label=name))
+        assert all(rollout_id in self.done for rollout_id, future in self.acknowledged if future.done())
+        self.start()
+
+    @precondition(lambda self: any(self.path.rglob("*.jsonl")))
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        """One file is cut off anywhere at all."""
+        self.leave()
+        names = sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*.jsonl"))
+        name = data.draw(st.sampled_from(names))
+        self.cut(name, data.draw(st.integers(0, self.end_of(name)), label=name))
+        self.start()
+
+    def cut(self, name: str, size: int) -> None:
+        with (self.path / name).open("r+b") as file:
+            file.truncate(size)
+        self.safe[name] = min(self.safe.get(name, 0), size)
+
+        # A row that lacks nothing but its newline is still whole.
+        def is_there(place: str, end: int) -> bool:
+            return place != name or end - 1 <= size
+
+        self.done = {key: row for key, row in self.done.items() if is_there(*row)}
+        for calls in self.calls.values():
+            gone = [n for n, (_, place, end) in enumerate(calls) if not is_there(place, end)]
+            if gone:
+                del calls[gone[0] :]
+
+    def teardown(self) -> None:
+        try:
+            if self.run_directory is not None:
+                self.complete()
+        finally:
+            if self.run_directory is not None:
+                self.old.append(self.run_directory)
+            for run in self.old:
+                self.wait(run.close())
+            self.loop.close()
+            shutil.rmtree(self.folder)
+
+    def complete(self) -> None:
+        """However it went: one more start finishes the run, and each planned row is stored exactly once."""
+        for row in self.ledger.pending():
+            self.call(self.run_now.append_row, row.index // BATCH, stored_line(row, "completed", ""))
+            self.run_now.journal.forget(row.rollout_id)
+        self.wait(self.run_now.close())
+        self.run_directory = None
+        ledger = Ledger()
+        ledger.plan(PlannedRow(n, 0, h(text), h(text)) for n, text in enumerate(self.planned))
+        stored = recall(RunDirectory(self.path), ledger)
+        assert sorted(stored.elements()) == sorted(
+            f"{h(text).hex()}-{copy}"
+            for text, count in Counter(self.planned).items()
+            for copy in range(count)
+        )
+        assert list(ledger.pending()) == []
+
+
+TestCrashingRun = CrashingRun.TestCase
+TestCrashingRun.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+# -- real processes ---------------------------------------------------------------------------------------------
+
+WRITER = """
+    import asyncio, sys
+    from pathlib import Path
+    from taskmill.store.jsonl import encode_row
+    from taskmill.store.run import RunDirectory
+
+    async def main():
+        run = RunDirectory(Path(sys.argv[1]))
+        run.open_for_writing({"seed": 7}, resume=True)
+        done = {line for k in run.shard_numbers() for _, line in run.read_shard(k)}
+        n = len(done)
+
+        async def save(n):
+            await run.append_row(n % 5, encode_row({"n": n, "text": "x" * (n % 700)}))
+            print(n, flush=True)
+
+        while True:
+            await asyncio.gather(*(save(k) for k in range(n, n + 8)))
+            n += 8
+
+    asyncio.run(main())
+"""
+
+
+def start_writer(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(path)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_killed_again_and_again_a_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
+    acknowledged: set[int] = set()
+    for _ in range(3):
+        writer = start_writer(tmp_path)
+        assert writer.stdout is not None
+        for _ in range(20):
+            acknowledged.add(int(writer.stdout.readline()))
+        writer.send_signal(signal.SIGKILL)
+        acknowledged.update(int(line) for line in writer.stdout.read().split("\n")[:-1])
+        writer.wait()
+        run = RunDirectory(tmp_path)
+        run.open_for_writing(CONFIG, resume=True)
+        run._lock.release()
+        stored = Counter(json.loads(line)["n"] for k in run.shard_numbers() for _, line in run.read_shard(k))
+        assert acknowledged <= set(stored)
+        assert set(stored.values()) == {1}
+
+
+def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    try:
+        with pytest.raises(RunLockedError, match=f"process {writer.pid} on host"):
+            RunDirectory(tmp_path).open_for_writing(CONFIG, resume=True)
+        second = start_writer(tmp_path)
+        assert second.wait(60) == 1
+        assert second.stdout is not None
+        assert second.stdout.read() == ""
+        writer.stdout.readline()
+    finally:
+        writer.kill()
+        writer.communicate()
+    for path in tmp_path.glob("batch_*.jsonl"):
+        *rows, _ = path.read_bytes().split(b"\n")
+        assert all(json.loads(row)["n"] >= 0 for row in rows)
