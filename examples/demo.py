@@ -136,10 +136,7 @@ def show_table(rows: list[dict[str, Any]], statistics: dict[str, Any]) -> None:
             "reasoning",
             f"{reasoning['turns_with_reasoning']} of {reasoning['total_assistant_turns']} assistant turns",
         ),
-        (
-            "tokens",
-            f"{tokens['input_tokens']:,} in ({tokens.get('cached_tokens', 0):,} cached), {tokens['output_tokens']:,} out",
-        ),
+        ("tokens", f"{tokens['input_tokens']:,} in, {tokens['output_tokens']:,} out"),
         ("time", f"{statistics['duration_seconds']:.0f} s of work, the killed session included"),
         ("trajectories", f"{len(rows)} rows"),
     ]
@@ -148,8 +145,8 @@ def show_table(rows: list[dict[str, Any]], statistics: dict[str, Any]) -> None:
 
 
 def show_excerpt(rows: list[dict[str, Any]]) -> None:
-    """One trajectory, without its system turn: the one whose first tool call went best."""
-    row = max(rows, key=lambda row: sum(c["success"] for c in row["tool_stats"].values()))
+    """One trajectory, without its system turn: the first whose answer repeats what the tool gave, if any does."""
+    row = next((row for row in rows if answers_from_observation(row)), rows[0])
     print(
         f"\n   row {row['prompt_index']}, as it is stored (the system turn with the tools' schemas left out):"
     )
@@ -157,6 +154,16 @@ def show_excerpt(rows: list[dict[str, Any]]) -> None:
         if turn["from"] != "system":
             for number, line in enumerate(turn["value"].splitlines()):
                 print(f"   {turn['from'] if not number else '':>6} | {line[:100]}")
+
+
+def answers_from_observation(row: dict[str, Any]) -> bool:
+    """Whether a word of a command's output stands in the row's last turn."""
+    answer = row["conversations"][-1]["value"]
+    observed = [turn["value"] for turn in row["conversations"] if turn["from"] == "tool"]
+    outputs = [text.partition('"output":"')[2].partition('"')[0] for text in observed]
+    return any(
+        len(word) > 3 and word in answer for text in outputs for word in text.replace("\\n", " ").split()
+    )
 
 
 def show_files(run: Path) -> None:

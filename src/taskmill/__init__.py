@@ -5,10 +5,9 @@ Everything a user needs is importable from here, and imported only when it is us
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from taskmill._version import __version__
+
+TYPE_CHECKING = False  # for type checkers alone: importing `typing` would be most of what this import costs
 
 _HOMES = {
     "AIAgent": "taskmill.aiagent",
@@ -21,6 +20,8 @@ _HOMES = {
 __all__ = ["AIAgent", "BatchRunner", "Message", "Trace", "__version__", "tool"]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from taskmill.aiagent import AIAgent
     from taskmill.batch import BatchRunner
     from taskmill.records import Message, Trace
@@ -31,6 +32,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'taskmill' has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

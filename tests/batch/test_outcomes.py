@@ -12,7 +12,7 @@ from taskmill.errors import RunAbortedError
 from taskmill.models.base import Completion, Request
 from taskmill.records import Message, ToolCall
 from taskmill.testing import FakeEndpoint
-from taskmill.testing.endpoint import answer, call, refusal
+from taskmill.testing.endpoint import answer, call, rate_limited, refusal, silence
 from tests.batch.mill import USAGE, Mill, add, answering, asks, echo, prompt_of, prompts_of, says, turn_of
 
 
@@ -388,3 +388,81 @@ async def test_on_event_that_raises_ends_the_run_instead_of_being_swallowed(mill
     stored = await mill.run(model, resume=True)
     assert stored.outcome_counts() == {"completed": 200}
     assert model.calls == 200
+
+
+# -- endpoints in trouble -------------------------------------------------------------------------------------
+
+
+async def test_a_storm_of_refusals_drops_no_row(mill: Mill) -> None:
+    mill.prompts(*[str(number) for number in range(20)])
+    left = 12
+
+    def script(body: dict[str, Any]) -> Any:
+        nonlocal left
+        left -= 1
+        return rate_limited(retry_after=0) if left >= 0 else answer("fine", reasoning="hm")
+
+    async with FakeEndpoint(script) as endpoint:
+        stored = await mill.run("m", base_url=endpoint.url, batch_size=2, num_workers=10)
+
+    assert stored.outcome_counts() == {"completed": 20}
+    assert stored.statistics["endpoint"]["refusals"] == 12
+
+
+async def test_one_call_that_is_never_answered_fails_its_row_and_the_run_ends(mill: Mill) -> None:
+    mill.prompts(*[str(number) for number in range(10)])
+
+    def script(body: dict[str, Any]) -> Any:
+        return silence() if body["messages"][-1]["content"] == "9" else answer("fine", reasoning="hm")
+
+    async with FakeEndpoint(script) as endpoint:
+        stored = await mill.run("m", base_url=endpoint.url, call_timeout=0.5, max_attempts=1)
+
+    assert stored.outcome_counts() == {"completed": 9, "failed": 1}
+    assert stored.outcomes[0]["error"]["type"] == "ModelTimeoutError"
+
+
+async def test_a_workspace_that_cannot_be_removed_costs_no_sample(
+    mill: Mill, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mill.prompts("a")
+
+    def remove_tree(path: Any) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("taskmill.store.files.remove_tree", remove_tree)
+
+    def script(request: Request) -> Any:
+        return asks("terminal", {"command": "true"}) if turn_of(request) == 0 else says()
+
+    stored = await mill.run(answering(script), distribution="minimal")
+
+    assert stored.outcome_counts() == {"completed": 1}
+    assert "Operation not permitted" in caplog.text
+
+
+async def test_a_row_whose_sandbox_cannot_be_had_is_failed(mill: Mill, docker: Any) -> None:
+    mill.prompts({"prompt": "a", "image": "none:9"}, "b")
+
+    def script(request: Request) -> Any:
+        return asks("terminal", {"command": "true"}) if turn_of(request) == 0 else says()
+
+    stored = await mill.run(answering(script), distribution="minimal")
+
+    assert stored.outcome_counts() == {"completed": 1, "failed": 1}
+    (outcome,) = stored.outcomes
+    assert outcome["error"]["type"] == "SandboxError"
+    assert "none:9" in outcome["error"]["message"]
+
+
+async def test_a_runner_may_run_again_and_counts_anew(mill: Mill) -> None:
+    mill.prompts("a", "b")
+    script = [RuntimeError("no"), says(), says()]
+    runner = mill.runner(answering(script), max_failures=1.0)
+    await runner.run()
+    await runner.run(resume=True)
+
+    progress = runner.progress
+    assert (progress.total, progress.reused, dict(progress.states)) == (2, 1, {"completed": 1})
+    assert (progress.calls, progress.tokens, progress.first_error) == (1, 15, None)
+    assert mill.stored.outcome_counts() == {"completed": 2}

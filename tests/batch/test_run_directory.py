@@ -276,8 +276,8 @@ def _writes(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name in PATH_WRITERS:
         return True
-    if name == "write_bytes" and isinstance(call.func, ast.Attribute):
-        return "sandbox" not in ast.dump(call.func.value)  # those write where the task's files are
+    if name == "write_bytes":
+        return len(call.args) == 1  # a Path's; a sandbox's takes the path as well
     if name not in ("open", "fdopen", "NamedTemporaryFile") or "'devnull'" in ast.dump(call):
         return False
     given = [*call.args, *(keyword.value for keyword in call.keywords)]

@@ -72,7 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name in ENDPOINT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    yield Place(tmp_path)
+    return Place(tmp_path)
 
 
 @pytest.fixture

@@ -399,34 +399,40 @@ def test_a_reader_that_goes_away_does_not_end_the_run(place: Place) -> None:
         code = process.wait(60)
         process.stderr.close()
 
-    assert err == ""
+    assert "BrokenPipe" not in err
+    assert "Traceback" not in err
     assert code == 0
     assert place.run().outcome_counts() == {"completed": 50}
 
 
-def test_no_key_is_printed_or_stored(place: Place, taskmill: Command) -> None:
+@pytest.mark.parametrize("where", ["--api-key", "user", "query"])
+def test_no_key_is_printed_or_stored(place: Place, taskmill: Command, where: str) -> None:
+    """Not even one that the endpoint repeats in its refusal."""
     place.prompts("a", "b")
-    with serving(lambda body: refusal(401, "wrong: SECRET-key at http://u:SECRET-pw@h")) as endpoint:
-        url = endpoint.url.replace("http://", "http://user:SECRET-pw@") + "?key=SECRET-query"
-        key = ("--model", "m", "--base-url", endpoint.url + "?key=SECRET-query", "--api-key", "SECRET-key")
-        password = ("--model", "m", "--base-url", url)
+    with serving(refusal(401, "Incorrect API key: SECRET-key")) as endpoint:
+        url = endpoint.url
+        if where == "user":
+            url = url.replace("http://", "http://user:SECRET-key@")
+        if where == "query":
+            url += "?key=SECRET-key"
+        key = ["--api-key", "SECRET-key"] if where == "--api-key" else []
         said = [
-            taskmill("batch", "p.jsonl", *key),
-            taskmill("batch", "p.jsonl", *key, "--resume", "--json"),
-            taskmill("batch", "p.jsonl", *key, "--dry-run"),
-            taskmill("batch", "p.jsonl", "--run-name", "q", *password),
-            taskmill("batch", "p.jsonl", "--run-name", "q", f"--base-url={url}", "--model", "m", "--resume"),
-            taskmill("batch", "p.jsonl", "--run-name", "q", "--model", "m", "--base-url", url + "\x00"),
+            taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key),
+            taskmill("batch", "p.jsonl", "--model", "m", f"--base-url={url}", *key, "--resume", "-v"),
+            taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key, "--resume", "--json"),
+            taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key, "--dry-run"),
+            taskmill("batch", "p.jsonl", "--model", "", "--base-url", url, *key),
+            taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url.replace("http", "ftp"), *key),
             taskmill("status", "data/p"),
         ]
 
+    assert [one.code for one in said] == [1, 1, 1, 0, 2, 2, 1]
+    assert "[key removed]" in said[0].err
     for one in said:
-        assert "SECRET" not in one.out.replace("SECRET-pw@h", "")
-        assert "SECRET" not in one.err.replace("SECRET-pw@h", "")
-    for name in ("p", "q"):
-        for content in place.run(name).content().values():
-            assert b"SECRET-key" not in content
-            assert b"SECRET-query" not in content
+        assert "SECRET" not in one.out
+        assert "SECRET" not in one.err
+    for name, content in place.run().content().items():
+        assert b"SECRET" not in content, name
 
 
 def test_the_command_that_resumes_can_be_run_as_it_is_printed(place: Place) -> None:

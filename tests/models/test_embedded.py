@@ -41,7 +41,7 @@ def asking(prompt: str, **settings: object) -> Request:
     return Request((Message("user", prompt),), **settings)
 
 
-def after_tool_turns(count: int, *, success: bool = True) -> Request:
+def after_tool_turns(count: int, *, success: bool = True, max_tokens: int | None = None) -> Request:
     turns = [Message("user", "Print the date.")]
     for number in range(count):
         turns.append(
@@ -50,7 +50,7 @@ def after_tool_turns(count: int, *, success: bool = True) -> Request:
         turns.append(
             Message("tool", "Mon 1 Jan", tool_call_id=f"c{number}", name="terminal", success=success)
         )
-    return Request(tuple(turns), tools=TOOLS, sampling=Sampling(seed=1))
+    return Request(tuple(turns), tools=TOOLS, sampling=Sampling(seed=1, max_tokens=max_tokens))
 
 
 @pytest.fixture
@@ -197,17 +197,21 @@ class TestAnswers:
         assert completion.finish_reason == "tool_calls"
 
     async def test_it_answers_after_an_observation(self, model: EmbeddedModel) -> None:
-        completion = await model.complete(after_tool_turns(1))
+        completion = await model.complete(after_tool_turns(1, max_tokens=90))
         assert completion.message.tool_calls == ()
         assert completion.message.content.strip()
 
     async def test_no_tool_is_called_when_the_choice_is_none(self, model: EmbeddedModel) -> None:
-        completion = await model.complete(asking("Run date.", tools=TOOLS, tool_choice="none"))
+        completion = await model.complete(
+            asking("Run date.", tools=TOOLS, tool_choice="none", sampling=Sampling(seed=1, max_tokens=40))
+        )
         assert completion.message.tool_calls == ()
 
     async def test_calls_of_one_conversation_have_different_ids(self, model: EmbeddedModel) -> None:
-        first = asking("Run the date command.", tools=TOOLS, sampling=Sampling(seed=1))
-        second = Request((*first.messages, *first.messages), tools=TOOLS, sampling=first.sampling)
+        first = asking("Run date.", tools=TOOLS, sampling=Sampling(seed=1), reasoning=SILENT)
+        second = Request(
+            (*first.messages, *first.messages), tools=TOOLS, sampling=first.sampling, reasoning=SILENT
+        )
         answers = await asyncio.gather(model.complete(first), model.complete(second))
         (one,), (other,) = (answer.message.tool_calls for answer in answers)
         assert one.id != other.id

@@ -132,7 +132,7 @@ def test_what_is_said_under_a_schema_is_json_that_the_schema_allows(schema: dict
 @given(st.dictionaries(NAMES, objects(flat_schemas()), min_size=1, max_size=3), st.integers(0, 2**32))
 def test_a_turn_that_must_be_a_call_reads_back_as_that_call(schemas: dict, seed: int) -> None:
     tools = [spec(name, schema) for name, schema in schemas.items()]
-    speaker = Speaker(turn_grammar(tools, calling="must", opening="The user wants"), random.Random(seed))
+    speaker = Speaker(turn_grammar(tools, calling="must", thought="The user wants"), random.Random(seed))
     turn = read_turn(speaker.say(), call_id="c1")
     (call,) = turn.calls
     assert turn.reasoning
@@ -159,6 +159,13 @@ def test_an_answer_holds_no_tag_and_has_at_most_the_sentences_allowed() -> None:
         assert "<think" not in said
         assert "</" not in said
         assert len(said) <= 1 + 3 * (20 + 1)
+
+
+def test_an_answer_begins_as_it_is_told_to() -> None:
+    speaker = Speaker(turn_grammar(TOOLS, thought="The output", answer="The result is"), random.Random(2))
+    turns = [read_turn(speaker.say(), call_id="c1") for _ in range(20)]
+    assert all(turn.reasoning.startswith("The output ") for turn in turns)
+    assert all(turn.content.startswith("The result is ") for turn in turns)
 
 
 def test_without_thoughts_there_is_no_think_block() -> None:

@@ -249,10 +249,14 @@ async def test_closing_under_cancellation_still_syncs(log: AppendFile, disk: Dis
 
 async def test_an_error_of_the_body_is_not_hidden_by_one_of_the_end(log: AppendFile, disk: Disk) -> None:
     disk.error = OSError(5, "Input/output error")
-    with pytest.raises(KeyError):
+
+    async def body() -> None:
         async with GroupCommit(max_delay=NEVER) as commit:
             commit.append(log, b"1\n")
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await body()
 
 
 async def test_no_thread_is_left(log: AppendFile) -> None:

@@ -171,9 +171,14 @@ def test_when_the_data_fails_half_way_the_old_file_stands(tmp_path: Path) -> Non
 
     with pytest.raises(RuntimeError, match="no more"):
         replace(path, pieces())
-    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["x.json"]
 

@@ -187,7 +187,7 @@ def test_lines_end_at_newlines_only_and_know_their_offsets(tmp_path: Path) -> No
     path = tmp_path / "log"
     path.write_bytes(b"a\r\n\nb\xc2\x85c\n\xe2\x80\xa8d")
     assert list(lines(path)) == [(0, b"a\r"), (3, b""), (4, b"b\xc2\x85c"), (9, b"\xe2\x80\xa8d")]
-    assert list(lines(path, 4))[0] == (4, b"b\xc2\x85c")
+    assert next(lines(path, 4)) == (4, b"b\xc2\x85c")
 
 
 def test_a_reader_of_a_live_log_is_not_given_half_a_row(tmp_path: Path) -> None:

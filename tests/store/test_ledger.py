@@ -244,7 +244,7 @@ def test_no_room_for_the_ledger_is_said_with_what_to_do(
 ) -> None:
     ledger = ledger_of(rows("A"))
     ledger._db.execute("PRAGMA max_page_count=20")
-    with pytest.raises(StorageFullError, match="full.*set TMPDIR"):
+    with pytest.raises(StorageFullError, match=r"full.*set TMPDIR"):
         ledger.plan(PlannedRow(n, 0, h(str(n)), h(str(n))) for n in range(1, 10_000))
 
 

@@ -85,7 +85,7 @@ async def test_a_fresh_start_over_stored_rows_is_refused_and_nothing_touched(tmp
     with (tmp_path / "batch_0.jsonl").open("ab") as file:
         file.write(b'{"torn')
     before = contents(tmp_path)
-    with pytest.raises(RunExistsError, match="already has rows.*[Rr]esume it"):
+    with pytest.raises(RunExistsError, match=r"already has rows.*Resume it"):
         RunDirectory(tmp_path).open_for_writing(
             {**CONFIG, "model": "other"}, resume=False, policy_fields=POLICY
         )

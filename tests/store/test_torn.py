@@ -53,6 +53,20 @@ def rows_left(data: bytes) -> list[bytes]:
     return [*complete, end]
 
 
+def append_to(run: RunDirectory, name: str, row: bytes) -> None:
+    if name == "outcomes.jsonl":
+        run.append_outcome(row)
+    elif name == "sessions.jsonl":
+        run.append_session(row)
+    else:
+        run.append_row(0, row)
+
+
+def lines_of(run: RunDirectory, name: str) -> list[bytes]:
+    read = {"outcomes.jsonl": run.read_outcomes, "sessions.jsonl": run.read_sessions}.get(name)
+    return [line for _, line in (read() if read else run.read_shard(0))]
+
+
 @pytest.fixture
 def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of openings, and no power cut among them."""
@@ -75,14 +89,10 @@ async def test_a_cut_log_keeps_its_whole_rows_and_takes_new_ones(
 
         run = RunDirectory(path, sync="none")
         repairs = run.open_for_writing({"seed": 1}, resume=True).repairs
-        append = {"b": lambda row: run.append_row(0, row), "o": run.append_outcome, "s": run.append_session}[
-            name[0]
-        ]
-        append(encode_row({"n": "new"}))
+        append_to(run, name, encode_row({"n": "new"}))
         await run.close()
 
-        read = {"b": lambda: run.read_shard(0), "o": run.read_outcomes, "s": run.read_sessions}[name[0]]
-        assert parsed([line for _, line in read()]) == [*parsed(expected), {"n": "new"}]
+        assert parsed(lines_of(run, name)) == [*parsed(expected), {"n": "new"}]
         tail = data[:-cut].rpartition(b"\n")[2]
         if not tail:
             assert repairs == []
@@ -145,14 +155,12 @@ async def test_a_crash_while_a_file_is_replaced_leaves_the_old_one(
     def die(*arguments: object) -> None:
         raise Killed
 
-    for call in ("write", "fsync", "replace"):
-        with monkeypatch.context() as patch, pytest.raises(Killed):
+    for call in ("taskmill.store.files._keep_owner", "os.fsync", "os.replace"):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "unlink", lambda name: None)  # a killed process tidies up nothing
-            if call == "write":
-                patch.setattr("taskmill.store.files._keep_owner", die)
-            else:
-                patch.setattr(os, call, die)
-            write(2)
+            patch.setattr(call, die)
+            with pytest.raises(Killed):
+                write(2)
         assert (path / name).read_bytes() == old
     assert list(path.glob(".*.tmp"))
     run = RunDirectory(path)

@@ -155,6 +155,8 @@ def _failures(directory: RunDirectory, ledger: Ledger) -> list[Failure]:
         failure.count += 1
         if len(failure.rows) < NAMED:
             failure.rows.append(found.row)
+    for failure in kinds.values():
+        failure.rows.sort()
     return sorted(kinds.values(), key=lambda failure: -failure.count)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-
-from cyclopts import App
 
 from taskmill._version import __version__
-from taskmill.errors import TaskmillError
+from taskmill.errors import RunNotFoundError, TaskmillError
 
 EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -28,6 +25,15 @@ COMMANDS = {
 }
 
 
+TYPE_CHECKING = False  # for type checkers alone: `taskmill --help` imports nothing it can do without
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cyclopts import App
+
+PURPOSE = "Tasks in, trajectories out: rollouts of language models and agents, losing nothing."
+
 _words: list[str] = []
 
 
@@ -36,13 +42,26 @@ def command_words() -> Sequence[str]:
     return tuple(_words)
 
 
+def overview() -> str:
+    """What `taskmill --help` shows: the commands, a line each."""
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        f"Usage: taskmill COMMAND\n\n{PURPOSE}\n\n{listed}\n\n"
+        "  --version  Show the version.\n\nEach command tells its options: taskmill COMMAND --help"
+    )
+
+
 def build_app() -> App:
     """The application with its commands named but not yet imported."""
+    from cyclopts import App
+
     app = App(
         name="taskmill",
-        help="Tasks in, trajectories out: rollouts of language models and agents, losing nothing.",
+        help=PURPOSE,
         version=__version__,
         help_format="plaintext",
+        suppress_keyboard_interrupt=False,
     )
     for name, (target, text) in COMMANDS.items():
         app.command(target, name=name, help=text)
@@ -56,13 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _survive_narrow_consoles()
     _words[:] = sys.argv[1:] if arguments is None else arguments
+    if _words in ([], ["--help"], ["-h"]):
+        print(overview())
+        return EXIT_OK
     try:
         result = build_app()(_words, exit_on_error=True, result_action="return_value")
     except (TaskmillError, FileNotFoundError, ValueError) as problem:
         print(f"taskmill: {problem}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(problem, (ValueError, FileNotFoundError)) else EXIT_INCOMPLETE
+        unusable = isinstance(problem, (ValueError, FileNotFoundError, RunNotFoundError))
+        return EXIT_USAGE if unusable else EXIT_INCOMPLETE
     except KeyboardInterrupt:
-        print("interrupted before anything was begun", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         from taskmill.cli.display import mute

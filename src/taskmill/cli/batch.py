@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from taskmill.cli import EXIT_OK
+from taskmill.cli import EXIT_INTERRUPTED, EXIT_OK, command_words
 from taskmill.cli.config import ENDPOINT_FIELDS, TABLES, read_config, read_prefill
 from taskmill.cli.display import json_events, say
 from taskmill.cli.endpoint import Endpoint, choose_endpoint
-from taskmill.cli.running import people_events, run_to_the_end
+from taskmill.cli.running import people_events, resume_command, run_to_the_end
 from taskmill.errors import ConfigurationError
 
 FLAG = Parameter(negative="")
@@ -190,7 +190,11 @@ def batch(
         return EXIT_OK
     if not json:
         say(f"model: {endpoint.source}")
-    return asyncio.run(run_to_the_end(runner, resume=resume, quiet=json))
+    try:
+        return asyncio.run(run_to_the_end(runner, resume=resume, quiet=json))
+    except KeyboardInterrupt:  # in the moment before the run listens to signals itself
+        say(f"interrupted before anything was begun. To go on:\n  {resume_command(command_words())[0]}")
+        return EXIT_INTERRUPTED
 
 
 def _build(settings: Mapping[str, Any], endpoint: Endpoint, file: Mapping[str, Any], json: bool) -> Any:

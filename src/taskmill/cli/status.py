@@ -34,7 +34,8 @@ def status(run: Path, /, *, json: Annotated[bool, Parameter(negative="")] = Fals
 
     found = asyncio.run(status_of(run))
     print(json_module.dumps(msgspec.to_builtins(found)) if json else as_text(found))
-    return EXIT_OK if set(found.outcomes) <= {*DONE_STATES} else EXIT_INCOMPLETE
+    done = bool(found.outcomes) and found.outcomes.keys() <= DONE_STATES
+    return EXIT_OK if done else EXIT_INCOMPLETE
 
 
 def as_text(found: Any) -> str:
@@ -48,7 +49,8 @@ def as_text(found: Any) -> str:
         f"state      {found.activity}",
         f"rows       {planned:,} planned: {told}",
         f"calls      {found.calls:,}, {usage.input_tokens:,} tokens in ({usage.cached_tokens:,} cached), "
-        f"{usage.output_tokens:,} out, {money(found.cost)}, {duration(found.seconds)} of work in {found.sessions} sessions",
+        f"{usage.output_tokens:,} out, {money(found.cost)}, {duration(found.seconds)} of work in "
+        f"{found.sessions} sessions",
     ]
     if found.note:
         lines.append(f"note       {found.note}")

@@ -25,18 +25,21 @@ class Progress:
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total = 0
-        self.reused = 0
+        self._on_event = on_event
+        self._clock = clock
+        self.in_flight = 0
+        self._reset(0, 0)
+
+    def _reset(self, total: int, reused: int) -> None:
+        self.total = total
+        self.reused = reused
         self.states: Counter[State] = Counter()
         self.calls = 0
         self.tool_calls = 0
         self.tokens = 0
         self.cost: float | None = 0.0
-        self.in_flight = 0
         self.first_error: str | None = None
-        self._on_event = on_event
-        self._clock = clock
-        self._started = clock()
+        self._started = self._clock()
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def tell(self, event: str, **fields: Any) -> None:
@@ -45,9 +48,8 @@ class Progress:
             self._on_event({"event": event, **fields})
 
     def begin(self, total: int, reused: int) -> None:
-        """Work starts: `total` planned, `reused` of them done before."""
-        self.total, self.reused = total, reused
-        self._started = self._clock()
+        """Work starts, and counting with it: `total` planned, `reused` of them done before."""
+        self._reset(total, reused)
         self.tell("started", total=total, reused=reused)
 
     def recorded(

@@ -8,8 +8,8 @@ reasoning is switched off, and then one tool call or an answer.
 Left to itself, the model in the wheel (135 million parameters) calls no tool, or one for ever. So for it the
 grammar also decides which of the two a turn is: the first turn after a user's is a call when tools are offered,
 the turn after an observation is an answer, and only after a failed call does the model choose, once. It also
-begins the first thought of a turn. Which tool is called, with what, what is thought and what is answered is the
-model's own, and is what a model of this size has to say. A model given by its path is free to choose.
+gives the first words of a thought and of an answer. Which tool is called, with what, what is thought and what is
+answered is the model's own, and is what a model of this size has to say. A model given by its path is free to choose.
 
 A seed gives the same text for the same request alone. In company the slots are computed together, which
 changes the last digits of the numbers and now and then a word.
@@ -140,9 +140,7 @@ class EmbeddedModel:
             extra["grammar"] = _grammar(request, calling, bounds, led=self._led)
         sampling = _with_defaults(request.sampling, guided=guided)
         for room in ROOMS:
-            messages = as_plain_messages(
-                request, thinking=bounds.thoughts > 0, calling=calling != "never", room=room
-            )
+            messages = as_plain_messages(request, thinking=bounds.thoughts > 0, room=room)
             plain = Request(tuple(messages), sampling=sampling)
             try:
                 completion = await client.complete(plain, extra_body=extra)
@@ -175,12 +173,13 @@ class EmbeddedModel:
 
 
 def _grammar(request: Request, calling: Calling, bounds: Bounds, *, led: bool) -> str:
-    opening = None
+    thought = answer = None
     if led and request.tools:
-        # Told how to begin, a tiny model thinks about the question or the output, and not of what it said before.
-        opening = "The user wants" if calling == "must" else "The output"
+        # Told how to begin, a tiny model speaks of the question or the output, and not again of what it said before.
+        thought = "The user wants" if calling == "must" else "The output"
+        answer = "The result is" if request.messages[-1].role == "tool" else None
     try:
-        return turn_grammar(request.tools, calling=calling, opening=opening, bounds=bounds)
+        return turn_grammar(request.tools, calling=calling, thought=thought, answer=answer, bounds=bounds)
     except ConfigurationError as problem:
         raise BadRequestError(f"a tool that the embedded model can't be offered: {problem}") from None
 

@@ -37,7 +37,6 @@ from taskmill.models.families import Family, family_of, public_url
 from taskmill.models.refusals import BODY_KEPT, refused, retry_after_seconds
 from taskmill.models.transport import (
     Deadlines,
-    JsonBody,
     forget_connection,
     open_session,
     used_kept_connection,
@@ -167,7 +166,7 @@ class EndpointModel:
         session, deadlines = self._open()
         try:
             with deadlines.attempt():
-                response = await self._send(session, JsonBody(body))
+                response = await self._send(session, body)
                 try:
                     raw = await response.read()
                 finally:
@@ -180,7 +179,7 @@ class EndpointModel:
             raise self._refusal(response.status, response.headers, raw)
         return raw
 
-    async def _send(self, session: aiohttp.ClientSession, body: JsonBody) -> aiohttp.ClientResponse:
+    async def _send(self, session: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
         again = True
         while True:
             forget_connection()

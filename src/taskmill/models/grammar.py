@@ -47,24 +47,26 @@ def turn_grammar(
     tools: Sequence[ToolSpec] = (),
     *,
     calling: Calling = "never",
-    opening: str | None = None,
+    thought: str | None = None,
+    answer: str | None = None,
     bounds: Bounds | None = None,
 ) -> str:
     """Grammar of one assistant turn: a think block, then one tool call or a plain answer.
 
-    `opening` is how the first thought has to begin; `None` leaves it free. With `bounds.thoughts == 0` there is
-    no think block. Raises `ConfigurationError` when a tool's schema allows no value at all.
+    `thought` is how the first thought has to begin, `answer` how an answer has to; `None` leaves it free. With
+    `bounds.thoughts == 0` there is no think block. Raises `ConfigurationError` when a tool's schema allows no
+    value at all.
     """
     bounds = bounds or Bounds()
     rules = _Rules(bounds)
     parts = []
     if bounds.thoughts:
-        parts.append(rules.add("think", _thoughts(bounds, opening)))
+        parts.append(rules.add("think", _thoughts(bounds, thought)))
     endings = []
     if calling != "never" and tools:
         endings.append(rules.add("call", _call(rules, tools)))
     if calling != "must" or not tools:
-        endings.append(rules.add("answer", _answer(bounds)))
+        endings.append(rules.add("answer", _answer(bounds, answer)))
     parts.append(endings[0] if len(endings) == 1 else f"({' | '.join(endings)})")
     return rules.text(" ".join(parts))
 
@@ -111,12 +113,13 @@ def _call(rules: _Rules, tools: Sequence[ToolSpec]) -> str:
     return f"{literal(CALL_OPEN)} {_either(bodies)} {literal(CALL_CLOSE)}"
 
 
-def _answer(bounds: Bounds) -> str:
+def _answer(bounds: Bounds, opening: str | None) -> str:
     # Ends at the end of a sentence when the bound is reached, and wherever the model likes before that. Every
     # text has one derivation only: where it has several, llama.cpp follows them all. It begins with a word and
     # not with the fence of a code block, which is where a tiny model likes to stop.
+    start = (literal(opening + " ") + " " if opening else "") + r"[^\x00-\x20<.!?`#*]"
     run = rf"[^<.!?\n]{{0,{bounds.sentence}}}"
-    return rf"[^\x00-\x20<.!?`#*] {run} ([.!?\n] {run}){{0,{bounds.sentences - 1}}} [.!?]?"
+    return rf"{start} {run} ([.!?\n] {run}){{0,{bounds.sentences - 1}}} [.!?]?"
 
 
 # -- values ---------------------------------------------------------------------------------------------------

@@ -53,10 +53,14 @@ def tool_instructions(tools: Sequence[ToolSpec], *, thinking: bool) -> str:
     return "\n".join(lines)
 
 
-def as_plain_messages(request: Request, *, thinking: bool, calling: bool, room: Room) -> list[Message]:
-    """The conversation of `request` as a template without tools can show it."""
+def as_plain_messages(request: Request, *, thinking: bool, room: Room) -> list[Message]:
+    """The conversation of `request` as a template without tools can show it.
+
+    Tools are told even where none may be called: the turns of a conversation then begin alike, and what the
+    server has computed of one serves the next.
+    """
     system = "\n\n".join(m.content for m in request.messages if m.role == "system") or PLAIN_SYSTEM
-    if calling:
+    if request.tools:
         system += "\n\n" + tool_instructions(request.tools, thinking=thinking)
     turns = [m for m in request.messages if m.role != "system"]
     last_answer = max((n for n, m in enumerate(turns) if m.role == "assistant"), default=-1)

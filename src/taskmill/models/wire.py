@@ -7,7 +7,6 @@ vendors' names. What isn't an answer raises `MalformedAnswerError`, or the error
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -230,8 +229,13 @@ def decode_answer(raw: bytes) -> Completion:
 
 
 def _read(raw: bytes) -> _Answer:
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    try:
         return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _read_freely(raw)
+
+
+def _read_freely(raw: bytes) -> _Answer:
     try:
         # The standard library takes what strict decoders refuse: unpaired surrogates, NaN, a byte-order mark.
         loose = json.loads(raw.decode("utf-8-sig", errors="replace"))

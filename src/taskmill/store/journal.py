@@ -105,7 +105,7 @@ class CallJournal:
         return entries
 
     def record(self, rollout_id: str, number: int, digest: str, completion: bytes) -> Awaitable[None]:
-        """Write down a finished call; `completion` is one JSON value. Safe from a kill when this turn of the loop is over.
+        """Write down a finished call; `completion` is one JSON value. Safe from a kill after this turn of the loop.
 
         The awaitable resolves when the entry is on disk; a caller need not wait for it. Raises `StoreError`.
         """

@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 
 class BatchCount(NamedTuple):
-    """Rows of one batch: `recorded` have an end, `reused` of these since before this start, `discarded` of these too."""
+    """Rows of one batch: `recorded` have an end, `reused` of these since before this start, `discarded` too."""
 
     batch: int
     recorded: int
@@ -134,8 +134,7 @@ class Ledger:
         self._write_records()
         with _told():
             self._number_equal_rows()
-            settlement = self._pair() if self._has_stored else Settlement(0, 0)
-        return settlement
+            return self._pair() if self._has_stored else Settlement(0, 0)
 
     def _number_equal_rows(self) -> None:
         run = self._db.execute

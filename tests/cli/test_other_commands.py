@@ -1,0 +1,151 @@
+"""`taskmill` itself, and the commands that look things up or turn a run into something else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import taskmill as package
+from taskmill.testing.endpoint import answer
+from tests.batch.serving import serving
+from tests.cli.conftest import Place, Said
+
+Command = Callable[..., Said]
+
+
+def test_the_version_and_the_commands_are_told(taskmill: Command) -> None:
+    assert taskmill("--version").out.strip() == package.__version__
+    said = taskmill("--help")
+    assert said.code == 0
+    for name in ("batch", "status", "export", "distributions", "tools", "models"):
+        assert name in said.out
+
+
+@pytest.mark.parametrize("name", ["batch", "status", "export", "distributions", "tools", "models"])
+def test_every_command_explains_itself(taskmill: Command, name: str) -> None:
+    said = taskmill(name, "--help")
+    assert said.code == 0
+    assert "--" in said.out
+
+
+def test_the_options_of_batch_are_explained_one_by_one(taskmill: Command) -> None:
+    """An option without a word on it is one nobody finds."""
+    text = " ".join(taskmill("batch", "--help").out.split())
+    for words in (
+        "Rows of a batch",
+        "Only the first so many",
+        "Go on with a run",
+        "Show the plan",
+        "JSON lines",
+    ):
+        assert words in text
+
+
+def test_a_command_there_is_not_exits_non_zero(taskmill: Command) -> None:
+    said = taskmill("bacth", "p.jsonl")
+    assert said.code != 0
+    assert "bacth" in said.out + said.err
+
+
+def test_distributions_are_listed_with_their_chances(taskmill: Command) -> None:
+    said = taskmill("distributions")
+    assert "terminal 100%" in said.out
+    found = json.loads(taskmill("distributions", "--json").out)
+    assert found["terminal_only"] == {"terminal": 100, "file": 100}
+    for name in (
+        "default",
+        "terminal_web",
+        "development",
+        "research",
+        "reasoning",
+        "safe",
+        "balanced",
+        "minimal",
+    ):
+        assert name in found
+
+
+def test_tools_are_listed_with_what_is_missing(taskmill: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TAVILY_API_KEY", "EXA_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    said = taskmill("tools")
+    assert "read_file, write_file, patch, search_files" in said.out
+    assert "TAVILY_API_KEY" in said.out
+    assert "sandbox: " in said.out
+    found = {row["toolset"]: row for row in json.loads(taskmill("tools", "--json").out)}
+    assert found["terminal"]["missing"] is None
+    assert "TAVILY_API_KEY" in found["web"]["missing"]
+    schema = found["file"]["tools"][0]["parameters"]
+    assert schema["type"] == "object"
+
+
+def test_models_that_need_no_endpoint_are_listed(taskmill: Command) -> None:
+    said = taskmill("models")
+    assert said.code == 0
+    assert "--base-url" in said.out
+    assert isinstance(json.loads(taskmill("models", "--json").out), list)
+
+
+@pytest.mark.parametrize("to", ["sharegpt", "messages", "parquet"])
+def test_a_run_is_exported(place: Place, taskmill: Command, to: str) -> None:
+    place.prompts("a", "b")
+    with serving(lambda body: answer("fine", reasoning="hm")) as endpoint:
+        taskmill("batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url)
+
+    said = taskmill("export", "data/p", "--to", to, "--out", "out.file")
+
+    assert said.code == 0
+    assert "2" in said.out
+    assert (place.folder / "out.file").stat().st_size > 0
+
+
+def test_an_export_of_no_run_is_an_error_that_names_it(place: Place, taskmill: Command) -> None:
+    said = taskmill("export", "data/none", "--to", "messages")
+    assert said.code == 2
+    assert "'data/none'" in said.err
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours(place: Place) -> None:
+    process = place.start("tools", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), err) == (0, "")
+
+
+def test_the_command_starts_without_what_only_a_run_needs() -> None:
+    """Help and listings come at once: HTTP client, settings and prices are loaded when a run is set up."""
+    program = (
+        "import sys; from taskmill.cli import main; main(['distributions']); "
+        "print(*[name for name in ('aiohttp', 'pydantic', 'genai_prices', 'mcp') if name in sys.modules], "
+        "file=sys.stderr)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stderr.strip() == ""
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, taskmill; print(*[name for name in ('aiohttp', 'pydantic', 'msgspec', 'cyclopts', 'rich') "
+        "if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == ""
+
+
+def test_the_public_names_are_importable_from_the_top() -> None:
+    from taskmill import AIAgent, BatchRunner, Message, Trace, tool
+
+    names: list[Any] = [AIAgent, BatchRunner, Message, Trace, tool]
+    assert all(names)
+    assert set(package.__all__) <= set(dir(package))
+    import batch_runner
+
+    assert batch_runner.BatchRunner is BatchRunner
