@@ -14,7 +14,7 @@ from taskmill.cli import main
 from tests.batch.mill import Stored, write_prompts
 
 ENDPOINT_VARIABLES = ("MODEL_ID", "MODEL_BASE_URL", "MODEL_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY")
-PROGRAM = [sys.executable, "-c", "import sys; from taskmill.cli import main; sys.exit(main())"]
+PROGRAM = "import sys; from taskmill.cli import main; sys.exit(main())"
 
 
 class Said(NamedTuple):
@@ -40,9 +40,9 @@ class Place:
     def run(self, name: str = "p") -> Stored:
         return Stored(self.folder / "data" / name)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, program: str = PROGRAM, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*PROGRAM, *arguments],
+            [sys.executable, "-c", program, *arguments],
             cwd=self.folder,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

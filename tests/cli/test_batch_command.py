@@ -377,13 +377,16 @@ def test_json_writes_one_event_a_line_and_nothing_else(place: Place, taskmill: C
 def test_an_emoji_on_a_narrow_console_is_no_crash(place: Place) -> None:
     place.prompts("🦊 \u2028 Ω", "plain 🦊")
     with serving(lambda body: answer("🦊", reasoning="Ω")) as endpoint:
-        said = place.finish("batch", "p.jsonl", *flags(endpoint), "-v", PYTHONIOENCODING="cp1252")
-        status = place.finish("status", "data/p", PYTHONIOENCODING="ascii")
+        arguments = ("batch", "p.jsonl", *flags(endpoint), "--run-name", "🦊")
+        said = place.finish(*arguments, "-v", PYTHONIOENCODING="cp1252")
+        again = place.finish(*arguments, PYTHONIOENCODING="ascii")
 
     assert said.code == 0, said.err
     assert "\\U0001f98a" in said.err
-    assert prompts_of(place.run().trajectories) == ["🦊 \u2028 Ω", "plain 🦊"]
-    assert status.code == 0, status.err
+    assert said.out == "trajectories: data/\\U0001f98a/trajectories.jsonl\n"
+    assert again.code == 2
+    assert "Traceback" not in again.err
+    assert prompts_of(place.run("🦊").trajectories) == ["🦊 \u2028 Ω", "plain 🦊"]
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(place: Place) -> None:

@@ -92,28 +92,52 @@ def test_ctrl_c_while_a_call_waits_to_be_tried_again_ends_the_waiting(place: Pla
         assert {row["state"] for row in place.run().outcomes} == {"cancelled"}
 
 
+STUCK = """
+import asyncio, sys
+from taskmill.batch.run import BatchRun
+from taskmill.cli import main
+
+async def stuck(self, outcome):
+    await asyncio.sleep(3600)
+
+BatchRun._end = stuck
+sys.exit(main())
+"""
+
+
 def test_the_second_ctrl_c_leaves_at_once(place: Place) -> None:
-    """A tool that can't be stopped keeps the first one waiting, but not the second."""
+    """Even where the first one would wait for an hour."""
     place.prompts("a")
-    mark = f"1000.{os.getpid()}{int(time.time() * 1000) % 10**6}"
-
-    def script(body: dict[str, Any]) -> Any:
-        return answer("", calls=[call("terminal", {"command": f"sleep {mark}"})], reasoning="hm")
-
+    script = Held(0)
     with serving(script) as endpoint:
-        arguments = ["--model", "m", "--base-url", endpoint.url, "-d", "minimal"]
-        process = place.start("batch", "p.jsonl", *arguments)
-        while not running(mark):
-            time.sleep(0.02)
-        # Stopped, it can't answer the first one yet: both are there when it goes on.
-        process.send_signal(signal.SIGSTOP)
+        arguments = ["batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url]
+        process = place.start(*arguments, program=STUCK)
+        assert script.reached.wait(LONGEST)
         process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGCONT)
         first_line_with(process, MESSAGE)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         said = ended(process)
 
     assert said.code == 130
+
+
+def test_the_second_ctrl_c_leaves_no_process_behind_either(place: Place) -> None:
+    place.prompts("a")
+    mark = f"1000.{os.getpid()}{int(time.time() * 1000) % 10**6}"
+
+    def script(body: dict[str, Any]) -> Any:
+        command = f"setsid sleep {mark} & sleep {mark}"
+        return answer("", calls=[call("terminal", {"command": command})], reasoning="hm")
+
+    with serving(script) as endpoint:
+        arguments = ["--model", "m", "--base-url", endpoint.url, "-d", "minimal"]
+        process = place.start("batch", "p.jsonl", *arguments)
+        while len(running(mark)) < 2:
+            time.sleep(0.02)
+        process.kill()  # what the second Ctrl-C comes to, for all that the process could still do itself
+        ended(process)
+
     psutil.wait_procs(running(mark), timeout=10)
     assert running(mark) == []
 

@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from taskmill.testing.endpoint import FakeEndpoint, Step, answer, call, refusal
 
 ROWS = 30
 COPIES = 3
+TURNS = 3
+PATIENCE = 12
 LONGEST = 60.0
 """Seconds one child may take: far more than it needs, so that a hang is an error and not a wait."""
 
@@ -40,10 +43,15 @@ class Result:
 
 
 class Endpoint:
-    """Two turns for each prompt, every answer with a mark of its own; some prompts fail for a while."""
+    """So many turns for each prompt, every answer with a mark of its own; some prompts fail for a while.
+
+    `kill`, where there is one, is called at the `kill_at`-th request of a child.
+    """
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
+        self.kill: Callable[[], None] | None = None
+        self.kill_at = 0
         self.asked: Counter[str] = Counter()
         self.forbidden: set[str] = set()
         self.faults: list[str] = []
@@ -56,13 +64,16 @@ class Endpoint:
         name = prompt.replace(" ", "-")
         mark = f"{name}-turn{turn}"
         self.asked[mark] += 1
+        self.kill_at -= 1
+        if self.kill_at == 0 and self.kill is not None:
+            self.kill()
         if mark in self.forbidden and not prompt.startswith("copy"):
             self.faults.append(f"{mark} was asked for again after its answer was acknowledged")
         if prompt.startswith("flaky") and turn == 1 and self.refusing:
             return refusal(400, "not today")
         latency = self.dice.uniform(0, 0.012)
         reasoning = None if prompt.startswith("plain") else "thinking"
-        if turn == 0:
+        if turn < TURNS - 1:
             return answer(
                 "", calls=[call("add", {"a": 1, "b": 2}, id=mark)], reasoning=reasoning, latency=latency
             )
@@ -115,12 +126,12 @@ async def _one_batch(
     dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
     script = Endpoint(dice)
     rows: set[int] = set()
-    # A batch that is always killed early would never end: after enough kills it may run through.
-    patience = 12
+    # A batch that is always killed would never end: after so many children one may run through.
+    patience = PATIENCE
     async with FakeEndpoint(script) as endpoint:
         while True:
             killing = patience > 0 and result.kills < kills
-            script.refusing = killing
+            script.refusing = patience > PATIENCE // 2
             job = {
                 "dataset": str(dataset),
                 "directory": str(directory),
@@ -128,10 +139,13 @@ async def _one_batch(
                 "batch_size": dice.choice([1, 4, 7]),
                 "workers": dice.choice([1, 3, 8]),
                 "distribution": "none",
-                "die_at": dice.randint(1, 120) if killing and dice.random() < 0.5 else 0,
+                "sync": dice.choice(["each", "group"]),
+                "die_at": dice.randint(1, 90) if killing and dice.random() < 0.5 else 0,
                 "torn": dice.random(),
             }
-            status = await _one_child(zygote, job, dice.uniform(0.02, 0.35) if killing else None)
+            left = max(1, TURNS * len(prompts()) - len(script.asked))
+            script.kill_at = dice.randint(1, min(left, 40)) if killing and not job["die_at"] else 0
+            status = await _one_child(zygote, job, script, dice.choice([0.0, dice.uniform(0, 0.02)]))
             said = _drain(report)
             finished = ["finished"] in said
             for line in said:
@@ -143,31 +157,39 @@ async def _one_batch(
                     result.acknowledged_rows += 1
                 elif line[0] == "error":
                     result.faults.append(f"a child ended with {line[1]}")
+            patience -= 1
             if os.WIFSIGNALED(status):
                 result.kills += 1
-                patience -= 1
                 result.torn += bool(job["die_at"])
                 result.faults += _missing(directory, rows)
             if result.faults or (finished and not killing):
                 break
         result.calls += sum(script.asked.values())
         result.faults += script.faults
-    result.faults += _check(directory, script, rows)
+    if not result.faults:
+        result.faults += _check(directory, script, rows)
 
 
 async def _one_child(
-    zygote: asyncio.subprocess.Process, job: dict[str, Any], kill_after: float | None
+    zygote: asyncio.subprocess.Process, job: dict[str, Any], script: Endpoint, delay: float
 ) -> int:
+    """One child to its end, which it meets `delay` seconds after the request it is to be killed at."""
     assert zygote.stdin is not None
     assert zygote.stdout is not None
     zygote.stdin.write((json.dumps(job) + "\n").encode())
     pid = json.loads(await zygote.stdout.readline())["pid"]
-    ending = asyncio.ensure_future(zygote.stdout.readline())
-    done, _ = await asyncio.wait([ending], timeout=LONGEST if kill_after is None else kill_after)
-    if not done:
+
+    def kill() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return int(json.loads(await asyncio.wait_for(ending, LONGEST))["status"])
+
+    loop = asyncio.get_running_loop()
+    script.kill = kill if not delay else lambda: loop.call_later(delay, kill)
+    try:
+        ended = json.loads(await asyncio.wait_for(zygote.stdout.readline(), LONGEST))
+    finally:
+        script.kill = None
+    return int(ended["status"])
 
 
 def _drain(report: int) -> list[list[Any]]:
@@ -217,6 +239,6 @@ def _check(directory: Path, script: Endpoint, rows: set[int]) -> list[str]:
     if len(merged) != len(prompts()) - plain:
         faults.append(f"trajectories.jsonl has {len(merged)} rows, not {len(prompts()) - plain}")
     # What the bill says is what the endpoint answered and nobody lost: at least the calls of every row.
-    if statistics["api_calls"] < 2 * len(prompts()):
-        faults.append(f"the bill has {statistics['api_calls']} calls for {len(prompts())} rows of two")
+    if statistics["api_calls"] < TURNS * len(prompts()):
+        faults.append(f"the bill has {statistics['api_calls']} calls for {len(prompts())} rows of {TURNS}")
     return faults

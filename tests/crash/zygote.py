@@ -106,6 +106,7 @@ def child(job: dict[str, Any], report: int) -> None:
         output_dir=Path(job["directory"]),
         tools=[add],
         distribution=job["distribution"],
+        sync=job["sync"],
         on_event=lambda event: (
             say("row", event["prompt_index"], event["state"]) if event["event"] == "recorded" else None
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -203,7 +204,8 @@ class CallJournal:
             file = self._retired.get(segment)
             if file is not None and not file.closed:
                 continue
-            remove(self._path(segment))
+            with suppress(OSError):  # it harms nobody, and the next start drops it
+                remove(self._path(segment))
             del self._live[segment]
             self._retired.pop(segment, None)
 
