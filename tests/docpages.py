@@ -29,7 +29,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,19 +95,12 @@ def blocks(page: Path) -> Iterator[Block]:
 def commands(block: Block) -> list[Command]:
     """The commands of a console block; one that ends with a backslash goes on in the next line."""
     found: list[Command] = []
-    continued = False
-    for offset, line in enumerate(block.text.rstrip("\n").split("\n")):
-        if continued:
-            last = found.pop()
-            found.append(Command(last.line, last.text + " " + line.strip(), []))
-        elif line.startswith("$ "):
+    text = re.sub(r"[ \t]*\\\n[ \t]*", " ", block.text.rstrip("\n"))
+    for offset, line in enumerate(text.split("\n")):
+        if line.startswith("$ "):
             found.append(Command(block.line + offset, line[2:], []))
         elif found:
             found[-1].shown.append(line)
-            continue
-        continued = found[-1].text.endswith("\\") if found else False
-        if continued:
-            found[-1] = Command(found[-1].line, found[-1].text[:-1].rstrip(), [])
     return found
 
 
@@ -145,12 +138,10 @@ class Walk:
 
     def _console(self, block: Block) -> None:
         said = commands(block)
-        expected = dict.fromkeys(said, 0)
-        if said:
-            expected[said[-1]] = int(block.marks.get("exit", "0"))
         for command in said:
-            if "not run" not in block.marks and "taskmill" in command.text.split()[:3]:
-                self._said = _run(command, expected[command])
+            if _is_ours(command) and "not run" not in block.marks:
+                expected = int(block.marks.get("exit", "0")) if command is said[-1] else 0
+                self._said = _run(command, expected)
                 _require_shown(command.line, command.shown, self._said)
 
     def _text(self, block: Block) -> None:
@@ -205,16 +196,28 @@ def _check_configuration(text: str) -> None:
     _check_distributions(found.get("distributions", {}))
 
 
+def _words(command: Command) -> tuple[dict[str, str], list[str]]:
+    """The variables set in front of a command, and the command."""
+    words = shlex.split(command.text, comments=True)
+    assignments = {}
+    while words and _ASSIGNMENT.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        assignments[name] = value
+    return assignments, words
+
+
+def _is_ours(command: Command) -> bool:
+    return _words(command)[1][:1] == ["taskmill"]
+
+
 def _run(command: Command, expected: int) -> str:
     from taskmill.cli import main
 
     if _SHELL & set(command.text):
         raise UntrueError(f"line {command.line}: this is more than one command: {command.text}")
-    words = shlex.split(command.text, comments=True)
+    assignments, words = _words(command)
     before = dict(os.environ)
-    while _ASSIGNMENT.match(words[0]):
-        name, _, value = words.pop(0).partition("=")
-        os.environ[name] = value
+    os.environ.update(assignments)
     with _heard() as heard:
         try:
             code = main(words[1:])
@@ -228,21 +231,12 @@ def _run(command: Command, expected: int) -> str:
     return heard.getvalue()
 
 
-class _heard(redirect_stdout[io.StringIO]):  # noqa: N801 - used like the function it extends
+@contextmanager
+def _heard() -> Iterator[io.StringIO]:
     """What is written to standard output and standard error while the block lasts."""
-
-    def __init__(self) -> None:
-        self._both = io.StringIO()
-        self._errors = redirect_stderr(self._both)
-        super().__init__(self._both)
-
-    def __enter__(self) -> io.StringIO:
-        self._errors.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        self._errors.__exit__(*raised)
+    both = io.StringIO()
+    with redirect_stdout(both), redirect_stderr(both):
+        yield both
 
 
 def _require_shown(line: int, shown: Sequence[str], said: str) -> None:
