@@ -31,8 +31,11 @@ def main() -> int:
 
     say(f"1. {planned} prompts, four at a time, on a real model of 135 million parameters")
     print(f"   $ {shown(command)}")
-    stored = run_and_kill(command, run)
-    print(f"   killed with SIGKILL: {stored} of {planned} rows were stored")
+    code = run_and_kill(command, run)
+    if code > 0:
+        return failed(f"the run ended with exit code {code} before it could be killed")
+    how = "killed with SIGKILL" if code else "ended before it could be killed"
+    print(f"   {how}: {stored_rows(run)} of {planned} rows were stored")
 
     say("2. what is there")
     print(f"   $ {shown(taskmill('status', str(run)))}")
@@ -82,7 +85,7 @@ def batch_command(run: Path) -> list[str]:
 
 
 def run_and_kill(command: list[str], run: Path) -> int:
-    """Start the batch and kill it without warning once a few rows are stored; return how many are."""
+    """Start the batch and kill it without warning once a few rows are stored; return its exit code."""
     process = subprocess.Popen(command)
     give_up = time.monotonic() + STEP_SECONDS
     try:
@@ -94,7 +97,7 @@ def run_and_kill(command: list[str], run: Path) -> int:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)
         process.wait()
-    return stored_rows(run)
+    return process.returncode
 
 
 def stored_rows(run: Path) -> int:

@@ -17,6 +17,7 @@ import msgspec
 
 from taskmill.errors import ConfigurationError, RunAbortedError
 from taskmill.models.base import Model, Reasoning, Sampling
+from taskmill.models.families import routing
 from taskmill.programs.agent import AgentRun, AgentSettings
 from taskmill.programs.chat import from_chat, to_chat
 from taskmill.programs.context import context_text, data_home
@@ -31,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 SAMPLES = "trajectory_samples.jsonl"
 FAILED_SAMPLES = "failed_trajectories.jsonl"
+WORKSPACES_KEPT = 8
+"""Task ids whose workspaces are there for another conversation; those used longest ago are removed."""
 
 
 class AIAgent:
@@ -99,17 +102,13 @@ class AIAgent:
         _require_count("max_iterations", max_iterations)
         if max_tokens is not None:
             _require_count("max_tokens", max_tokens)
-        provider = {
-            "only": providers_allowed,
-            "ignore": providers_ignored,
-            "order": providers_order,
-            "sort": provider_sort,
-        }
         self._settings = AgentSettings(
             max_iterations=max_iterations,
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed),
             reasoning=reasoning_of(reasoning_config),
-            provider={name: value for name, value in provider.items() if value} or None,
+            provider=routing(
+                only=providers_allowed, ignore=providers_ignored, order=providers_order, sort=provider_sort
+            ),
         )
         self._enabled = None if enabled_toolsets is None else _expanded("enabled_toolsets", enabled_toolsets)
         self._disabled = _expanded("disabled_toolsets", disabled_toolsets or ())
@@ -154,7 +153,8 @@ class AIAgent:
         """Hold one conversation to its end.
 
         `conversation_history` is chat messages from before, such as the `messages` of an earlier result.
-        Conversations of one `task_id` share a workspace, and so do all those without.
+        Conversations of one `task_id` share a workspace, and so do all those without. The workspaces of the
+        eight task ids used last are kept; a task id from before them starts anew.
 
         Returns:
             `final_response`, `messages` (the conversation as chat messages), `completed`, `partial`,
@@ -225,7 +225,7 @@ class AIAgent:
             rollout_id=rollout_id,
             prompt=prompt,
             model=model,
-            tools=ToolBox(tools, self._context(task_id, rollout_id)) if tools else None,
+            tools=ToolBox(tools, await self._context(task_id, rollout_id)) if tools else None,
             settings=self._settings,
             system=system,
             hidden_system=hidden,
@@ -291,8 +291,8 @@ class AIAgent:
             self._toolsets = (*offered.toolsets, *(("own",) if self._own_tools else ()))
         return self._tools
 
-    def _context(self, task_id: str | None, rollout_id: str) -> ToolContext:
-        context = self._contexts.get(task_id)
+    async def _context(self, task_id: str | None, rollout_id: str) -> ToolContext:
+        context = self._contexts.pop(task_id, None)
         if context is None:
             if self._sandboxes is None:
                 from taskmill.sandbox.choose import open_sandboxes
@@ -303,7 +303,12 @@ class AIAgent:
                 )
             sandbox = self._sandboxes.create(rollout_id, image=self._image, cwd=self._cwd)
             notes = None if self._skip_memory else str(self._notes_path())
-            context = self._contexts[task_id] = ToolContext(rollout_id, sandbox, memory_path=notes)
+            context = ToolContext(rollout_id, sandbox, memory_path=notes)
+        self._contexts[task_id] = context
+        named = [(task, kept) for task, kept in self._contexts.items() if task is not None]
+        for longest_ago, kept in named[:-WORKSPACES_KEPT]:
+            await kept.close()
+            self._contexts.pop(longest_ago, None)
         return context
 
     # -- the end ----------------------------------------------------------------------------------------------

@@ -18,6 +18,10 @@ class ConfigurationError(TaskmillError, ValueError):
     """An argument, option or file that can't be meant: names the field and what would do."""
 
 
+class EmptyDatasetError(ConfigurationError):
+    """A dataset in which not one row is usable."""
+
+
 # -- the store ------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +148,3 @@ class SandboxError(TaskmillError):
 
 class RunAbortedError(TaskmillError):
     """A run gave up before its work was done; what was recorded stays."""
-
-
-class WorkerDiedError(TaskmillError):
-    """A worker process ended while it had work in hand."""

@@ -53,7 +53,7 @@ class ToolSpec(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """Tokens of one call or of many. `cached_tokens` is part of `input_tokens`, `reasoning_tokens` of `output_tokens`."""
+    """Tokens of one or more calls. `cached_tokens` is part of `input_tokens`, `reasoning_tokens` of `output_tokens`."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -73,7 +73,8 @@ class CallRecord(Struct, frozen=True, omit_defaults=True):
     """One model call of a rollout: what it used, cost and took.
 
     `seconds` is the time the model worked on the attempt that answered, `waiting` what was spent before it in
-    queues and back-off. `replayed` calls came from the call journal and cost nothing this time.
+    queues and back-off. `replayed` calls came from the call journal: `usage` and `cost` are those of the call when it
+    was made, though nothing was paid for it this time.
     """
 
     usage: Usage = Usage()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+import pytest
 
 from taskmill import BatchRunner, tool
 from taskmill.models.base import Completion, Request
@@ -156,6 +159,22 @@ class Stored:
         return {str(path.relative_to(self.path)): path.read_bytes() for path in files}
 
 
+async def until(event: asyncio.Event, run: asyncio.Future[Any]) -> None:
+    """Wait for something that happens during a run; a run that ends before it is an error, and not a wait."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait([waiting, run], return_when=asyncio.FIRST_COMPLETED)
+    if not event.is_set():
+        waiting.cancel()
+        raise AssertionError(f"the run ended first: {run!r}")
+
+
+async def cancelled(run: asyncio.Future[Any]) -> None:
+    """Cancel a run, and see that it ends as cancelled."""
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
 def prompts_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The prompt of each row: its first human turn."""
     return [next(turn["value"] for turn in row["conversations"] if turn["from"] == "human") for row in rows]
@@ -183,6 +202,3 @@ def _refuse(name: str) -> NoReturn:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     assert len(dict(pairs)) == len(pairs), f"a name stands twice: {[name for name, _ in pairs]}"
     return dict(pairs)
-
-
-Script = Callable[[Request], Any]

@@ -14,7 +14,19 @@ import pytest
 from taskmill.errors import BadRequestError
 from taskmill.models.base import Request
 from taskmill.store import files
-from tests.batch.mill import Mill, answering, asks, echo, prompt_of, prompts_of, read_lines, says, turn_of
+from tests.batch.mill import (
+    Mill,
+    answering,
+    asks,
+    cancelled,
+    echo,
+    prompt_of,
+    prompts_of,
+    read_lines,
+    says,
+    turn_of,
+    until,
+)
 
 
 def numbered(count: int) -> list[str]:
@@ -134,6 +146,7 @@ async def test_one_slow_row_keeps_no_other_from_being_stored_and_counted(mill: M
     runner = mill.runner(answering(script), batch_size=2, num_workers=2, on_event=None)
     run = asyncio.ensure_future(runner.run())
     while runner.progress.finished < 18:
+        assert not run.done()
         await asyncio.sleep(0.01)
 
     assert len(mill.stored.rows) == 18
@@ -166,10 +179,8 @@ async def test_cancelling_cancels_and_awaits_every_batch_and_leaves_a_run_that_r
 
     before = asyncio.all_tasks()
     run = asyncio.ensure_future(mill.run(answering(script), batch_size=10, num_workers=4))
-    await waiting.wait()
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    await until(waiting, run)
+    await cancelled(run)
 
     assert asyncio.all_tasks() == before
     assert sorted(cleaned) == sorted(started) == ["002", "012", "022", "032"]
@@ -249,6 +260,7 @@ async def test_cancelling_leaves_no_process_and_no_workspace(mill: Mill) -> None
         mill.run(answering(script), distribution="minimal", batch_size=1, num_workers=2)
     )
     while len(alive(needle)) < 4:
+        assert not run.done()
         await asyncio.sleep(0.02)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -328,3 +340,63 @@ def alive(needle: str) -> list[psutil.Process]:
 
 def files_under(path: Path) -> list[Path]:
     return list(path.rglob("*")) if path.exists() else []
+
+
+async def test_a_second_cancellation_while_the_first_waits_for_the_disk_loses_nothing_either(
+    mill: Mill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mill.prompts("a", "b")
+    real = files.AppendFile.datasync
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def datasync(self: Any) -> None:
+        syncing.set()
+        assert go_on.wait(30)
+        real(self)
+
+    monkeypatch.setattr(files.AppendFile, "datasync", datasync)
+
+    async def script(request: Request) -> Any:
+        if prompt_of(request) == "b":
+            await asyncio.Event().wait()
+        return says()
+
+    before = asyncio.all_tasks()
+    run = asyncio.ensure_future(mill.run(answering(script), sync="each"))
+    await asyncio.to_thread(syncing.wait, 30)
+    run.cancel()
+    await asyncio.wait([run], timeout=0.02)
+    threading.Timer(0.05, go_on.set).start()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    monkeypatch.undo()
+
+    assert asyncio.all_tasks() == before
+    assert prompts_of(mill.stored.rows) == ["a"]
+    model = answering()
+    stored = await mill.run(model, resume=True)
+    assert model.calls == 1
+    assert stored.outcome_counts() == {"completed": 2}
+
+
+async def test_an_error_of_the_mill_itself_surfaces_at_once(
+    mill: Mill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the other batches, and not as a failed row."""
+    mill.prompts(*numbered(20))
+    waiting = asyncio.Event()
+
+    async def script(request: Request) -> Any:
+        if prompt_of(request) == "000":
+            await waiting.wait()
+            return says()
+        waiting.set()
+        return await asyncio.Event().wait()
+
+    def broken(*arguments: Any, **named: Any) -> bytes:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr("taskmill.batch.rows.trajectory_row", broken)
+    with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+        await mill.run(answering(script))

@@ -358,7 +358,7 @@ async def test_the_checkpoint_is_rewritten_rarely_and_each_row_costs_the_same(
 
     stored = await mill.run(model, batch_size=50, num_workers=10, on_event=None)
 
-    assert 5 <= written["checkpoint.json"] <= 25
+    assert 2 <= written["checkpoint.json"] <= 25
     assert sum(sizes) < 8 * sizes[-1], "all checkpoints together cost a few times the last"
     assert written["trajectories.jsonl"] == written["statistics.json"] == written["run.json"] == 1
     assert stored.checkpoint["completed_prompts"] == list(range(2000))

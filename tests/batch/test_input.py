@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskmill.errors import StoreError
+from taskmill.errors import EmptyDatasetError, StoreError
 from taskmill.models.base import Request
 from tests.batch.mill import Mill, answering, asks, echo, prompt_of, prompts_of, says, turn_of
 
@@ -110,7 +110,7 @@ async def test_what_json_has_no_word_for_is_said_and_never_a_crash(
 
 async def test_a_file_without_a_usable_row_is_an_error_that_names_it(mill: Mill) -> None:
     mill.prompts(*ODD)
-    with pytest.raises(ValueError, match=r"no usable row in '.*prompts\.jsonl'"):
+    with pytest.raises(EmptyDatasetError, match=r"no usable row in '.*prompts\.jsonl'"):
         await mill.run()
     assert not (mill.folder / "data").exists()
 

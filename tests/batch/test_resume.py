@@ -15,9 +15,22 @@ from typing import Any
 
 import pytest
 
+from taskmill.batch.status import status_of
 from taskmill.errors import RunAbortedError, RunChangedError, RunLockedError
 from taskmill.models.base import Request
-from tests.batch.mill import Mill, add, answering, asks, prompt_of, prompts_of, says, turn_of
+from taskmill.store.jsonl import encode_row
+from tests.batch.mill import (
+    Mill,
+    add,
+    answering,
+    asks,
+    cancelled,
+    prompt_of,
+    prompts_of,
+    says,
+    turn_of,
+    until,
+)
 
 
 def only(*prompts: str) -> Any:
@@ -55,10 +68,8 @@ async def test_of_a_a_b_with_one_a_done_exactly_one_a_and_one_b_are_run(mill: Mi
 
     model = answering(script)
     run = asyncio.ensure_future(mill.run(model, batch_size=3))
-    await killed.wait()
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    await until(killed, run)
+    await cancelled(run)
     again = answering()
 
     stored = await mill.run(again, batch_size=3, resume=True)
@@ -357,12 +368,10 @@ async def test_two_runners_of_one_process_do_not_share_a_run_either(mill: Mill) 
         await asyncio.Event().wait()
 
     first = asyncio.ensure_future(mill.run(answering(script)))
-    await started.wait()
+    await until(started, first)
     with pytest.raises(RunLockedError, match=str(os.getpid())):
         await mill.runner().run(resume=True)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
+    await cancelled(first)
 
 
 # -- between the rows and the end -----------------------------------------------------------------------------
@@ -433,10 +442,8 @@ async def interrupted(mill: Mill, **settings: Any) -> None:
     """Run until the second call of the first row is under way, and cancel."""
     gate = asyncio.Event()
     run = asyncio.ensure_future(mill.run(two_turns(gate), **settings))
-    await gate.wait()
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    await until(gate, run)
+    await cancelled(run)
 
 
 async def test_a_half_finished_rollout_replays_its_calls_and_pays_for_none_twice(mill: Mill) -> None:
@@ -479,10 +486,8 @@ async def test_at_the_first_request_that_differs_a_replay_goes_on_live(mill: Mil
 
     settings: dict[str, Any] = {"tools": [look]}
     run = asyncio.ensure_future(mill.run(answering(script), **settings))
-    await reached.wait()
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    await until(reached, run)
+    await cancelled(run)
     given[0] = "second"
     model = answering(script)
 
@@ -492,6 +497,89 @@ async def test_at_the_first_request_that_differs_a_replay_goes_on_live(mill: Mil
     assert [m.content for m in model.requests[-1].messages if m.role == "tool"] == ["second", "second"]
     assert stored.statistics["api_calls"] == 4, "two before the interrupt and two after it were paid for"
     assert "first" not in str(stored.rows[0]["conversations"][1:])
+
+
+def _run_and_die(folder: str, last: int, tells: str) -> None:
+    asyncio.run(looking(Mill(Path(folder)), last, tells, end="kill"))
+
+
+async def looking(mill: Mill, last: int, tells: str, end: str) -> Any:
+    """A session that replays what it can and makes calls up to number `last`; its tool says `tells`."""
+    from taskmill import tool
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return tells
+
+    reached = asyncio.Event()
+
+    async def script(request: Request) -> Any:
+        turn = turn_of(request)
+        if turn < last:
+            return asks("look", id=f"{tells}{turn}")
+        if end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "fail":
+            return RuntimeError("no")
+        if end == "cancel":
+            reached.set()
+            await asyncio.Event().wait()
+        return says("end")
+
+    model = answering(script)
+    run = asyncio.ensure_future(mill.run(model, tools=[look], resume=True))
+    if end == "cancel":
+        await until(reached, run)
+        await cancelled(run)
+    else:
+        await run
+    return model
+
+
+async def killed(mill: Mill, last: int, tells: str) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_run_and_die, args=(str(mill.folder), last, tells)
+    )
+    process.start()
+    await asyncio.to_thread(process.join, 30)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("sessions", "calls"),
+    [
+        (["kill 2 same"], 3),  # two replayed, then the answer
+        (["kill 2 old"], 4),  # one replayed, one let go, one anew, and the answer
+        (["kill 3 old", "kill 2 old"], 5),
+        (["kill 3 old", "kill 3 new"], 6),  # two anew take the place of two
+        (["kill 3 old", "kill 3 other", "kill 3 new"], 8),
+        (["fail 2 old"], 4),
+        (["cancel 3 old", "kill 3 new"], 6),  # three recorded; two anew; then all replayed but the answer
+        (["cancel 3 old", "kill 3 new", "fail 3 new"], 6),
+        (["cancel 3 old", "cancel 3 new", "cancel 3 new"], 6),
+        (["kill 3 old", "cancel 1 old", "kill 3 new"], 6),
+    ],
+)
+async def test_every_call_that_was_paid_for_is_in_the_bill_once(
+    mill: Mill, sessions: list[str], calls: int
+) -> None:
+    """Also one that no conversation holds in the end, because a tool said something else after a kill."""
+    mill.prompts("p")
+    for session in sessions:
+        end, last, tells = session.split()
+        if end == "kill":
+            await killed(mill, int(last), tells)
+        else:
+            await looking(mill, int(last), tells, end)
+    tells = sessions[-1].split()[2] if sessions[-1].split()[2] != "old" else "new"
+
+    await looking(mill, 2 if "2" in sessions[-1] else 3, tells, "answer")
+
+    statistics = mill.stored.statistics
+    assert statistics["outcomes"]["completed"] == 1
+    assert statistics["api_calls"] == calls
+    assert statistics["tokens"]["input_tokens"] == 10 * calls
 
 
 async def test_the_journal_of_a_rollout_goes_when_the_rollout_is_recorded(mill: Mill) -> None:
@@ -610,3 +698,30 @@ async def test_statistics_and_outcomes_add_up_over_many_sessions(mill: Mill) -> 
         assert sum(batch["skipped"] for batch in batches) == max(0, 3 * (session - 1))
     assert mill.stored.statistics["errors"] == {"RuntimeError": 12 + 9 + 6 + 3}
     assert len(mill.stored.rows) == 12
+
+
+async def test_damaged_lines_are_passed_over_with_a_warning_that_counts_them(
+    mill: Mill, caplog: pytest.LogCaptureFixture
+) -> None:
+    mill.prompts("a", "b", "fail")
+    stored = await mill.run(only("a", "b"), max_failures=1)
+    sessions, outcomes, shard = (stored.path / f"{n}.jsonl" for n in ("sessions", "outcomes", "batch_0"))
+    sessions.write_bytes(b"\0" * 40 + b"\n" + sessions.read_bytes() + b'{"event": "end", "at": "now"}\n')
+    [failed] = stored.outcomes
+    outcomes.write_bytes(outcomes.read_bytes() + encode_row({**failed, "task_key": "no hash"}) + b"\0\n")
+    lines = stored.shard(0)
+    shard.write_bytes(b"".join(encode_row({**row, "task_key": "no hash"}) for row in lines) + b"[]\n")
+
+    model = answering()
+    resumed = await mill.run(model, resume=True, max_failures=1)
+
+    assert [prompt_of(request) for request in model.requests] == ["fail"]
+    assert resumed.outcome_counts() == {"completed": 3}
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [
+        "1 lines of batch_0.jsonl can't be read and are passed over",
+        "2 lines of outcomes.jsonl can't be read and are passed over",
+        "2 lines of sessions.jsonl can't be read and are passed over",
+    ]
+    found = await status_of(stored.path)
+    assert (found.outcomes, found.sessions) == ({"completed": 3}, 2)

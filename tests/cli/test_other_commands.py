@@ -110,6 +110,20 @@ def test_an_export_of_no_run_is_an_error_that_names_it(place: Place, taskmill: C
     assert "'data/none'" in said.err
 
 
+def test_a_fault_of_ours_shows_where_it_is_and_asks_to_be_reported(
+    taskmill: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("not our user's mistake")
+
+    monkeypatch.setattr("taskmill.export.export_run", broken)
+    said = taskmill("export", "data/p", "--to", "messages")
+    assert said.code == 1
+    assert "Traceback" in said.err
+    assert "ValueError: not our user's mistake" in said.err
+    assert "Please report it" in said.err.splitlines()[-1]
+
+
 def test_a_reader_that_goes_away_is_no_error_of_ours(place: Place) -> None:
     process = place.start("tools", "--json")
     assert process.stdout is not None

@@ -20,12 +20,12 @@ from tests.cli.conftest import Place, ended
 MESSAGE = "interrupted: taking no more rows"
 
 
-def first_line_with(process: subprocess.Popen[str], text: str) -> float:
-    """Wait for a line on standard error; the moment it came."""
+def first_line_with(process: subprocess.Popen[str], text: str) -> None:
+    """Wait for a line on standard error."""
     assert process.stderr is not None
     for line in process.stderr:
         if text in line:
-            return time.monotonic()
+            return
     raise AssertionError(f"{text!r} was never said")
 
 
@@ -45,20 +45,18 @@ class Held:
         return self._step
 
 
-def test_the_first_ctrl_c_says_what_it_does_at_once_and_leaves_a_run_that_resumes(place: Place) -> None:
+def test_the_first_ctrl_c_says_what_it_does_and_leaves_a_run_that_resumes(place: Place) -> None:
     place.prompts(*[str(number) for number in range(12)])
     script = Held(5)
     with serving(script) as endpoint:
         arguments = ["batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url, "-b", "3", "-c", "2"]
         process = place.start(*arguments)
         assert script.reached.wait(LONGEST)
-        pressed = time.monotonic()
         process.send_signal(signal.SIGINT)
-        said_after = first_line_with(process, MESSAGE) - pressed
+        first_line_with(process, MESSAGE)
         said = ended(process)
 
         assert said.code == 130
-        assert said_after < 5, f"{said_after:.2f} s"
         assert "7 rows are left. To go on:" in said.err
         command = said.err.strip().splitlines()[-1].strip()
         assert command == f"taskmill {' '.join(arguments)} --resume"
@@ -105,8 +103,8 @@ sys.exit(main())
 """
 
 
-def test_the_second_ctrl_c_leaves_at_once(place: Place) -> None:
-    """Even where the first one would wait for an hour."""
+def test_the_first_ctrl_c_is_answered_at_once_and_the_second_leaves_at_once(place: Place) -> None:
+    """Even where the first one would wait for an hour before the run has ended."""
     place.prompts("a")
     script = Held(0)
     with serving(script) as endpoint:
@@ -122,7 +120,7 @@ def test_the_second_ctrl_c_leaves_at_once(place: Place) -> None:
     assert said.code == 130
 
 
-def test_the_second_ctrl_c_leaves_no_process_behind_either(place: Place) -> None:
+def test_a_command_that_is_killed_leaves_no_process_behind(place: Place) -> None:
     place.prompts("a")
     mark = f"1000.{os.getpid()}{int(time.time() * 1000) % 10**6}"
 
@@ -135,7 +133,7 @@ def test_the_second_ctrl_c_leaves_no_process_behind_either(place: Place) -> None
         process = place.start("batch", "p.jsonl", *arguments)
         while len(running(mark)) < 2:
             time.sleep(0.02)
-        process.kill()  # what the second Ctrl-C comes to, for all that the process could still do itself
+        process.kill()
         ended(process)
 
     psutil.wait_procs(running(mark), timeout=10)

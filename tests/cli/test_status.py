@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from taskmill.testing.endpoint import answer, call, refusal
-from tests.batch.serving import serving
+from tests.batch.serving import LONGEST, serving
 from tests.cli.conftest import Place, Said, ended
 
 Command = Callable[..., Said]
@@ -70,18 +71,20 @@ def test_a_failure_that_a_later_attempt_made_good_is_shown_no_more(place: Place,
 def test_a_live_run_is_read_without_its_lock_and_a_killed_one_says_what_was_in_flight(
     place: Place, taskmill: Command
 ) -> None:
-    place.prompts("todo first", "a")
+    place.prompts("a", "b")
+    under_way = threading.Semaphore(0)
 
     def slow(body: dict[str, Any]) -> Any:
         if len(body["messages"]) == 1:
             return answer("", calls=[call("todo", {})], reasoning="hm")
+        under_way.release()
         return answer("late", latency=60)
 
     with serving(slow) as endpoint:
         process = place.start("batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url, "-b", "1")
         try:
-            while endpoint.calls < 4:
-                pass
+            for _ in range(2):
+                assert under_way.acquire(timeout=LONGEST)
             live = taskmill("status", "data/p")
         finally:
             process.kill()

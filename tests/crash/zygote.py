@@ -83,8 +83,10 @@ def child(job: dict[str, Any], report: int) -> None:
 
     real_record = CallJournal.record
 
-    def record(self: CallJournal, rollout_id: str, number: int, digest: str, completion: bytes) -> Any:
-        acknowledged = real_record(self, rollout_id, number, digest, completion)
+    def record(
+        self: CallJournal, rollout_id: str, number: int, digest: str, completion: bytes, attempt: int
+    ) -> Any:
+        acknowledged = real_record(self, rollout_id, number, digest, completion, attempt)
         answer = json.loads(completion)["message"]
         mark = answer.get("content") or answer["tool_calls"][0]["id"]
         acknowledged.add_done_callback(

@@ -187,6 +187,28 @@ def test_datasets_reads_the_lines(run: Path, form: Any, tmp_path: Path) -> None:
     assert len(loaded) == 3
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_2.jsonl",
+        "Batch_99.jsonl",
+        "run.json",
+        "trajectories.jsonl",
+        "journal/0.log",
+        "batch_2.jsonl.torn",
+        "",
+    ],
+)
+def test_a_file_of_the_run_itself_is_not_overwritten(run: Path, tmp_path: Path, name: str) -> None:
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    (tmp_path / "alias").symlink_to(run / name)
+    for out in (run / name, tmp_path / "alias", run / ".." / "run" / name):
+        with pytest.raises(ConfigurationError, match=r"file of the run itself.*export_sharegpt\.jsonl"):
+            export_run(run, "sharegpt", out)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert export_run(run, "sharegpt", run / "batch.jsonl").written == 3
+
+
 def test_what_is_no_run_or_no_format_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match="nowhere"):
         export_run(tmp_path / "nowhere", "sharegpt")

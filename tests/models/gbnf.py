@@ -1,7 +1,7 @@
 """Says things that a GBNF grammar allows, at random: what a model under that grammar could say.
 
 Only what `taskmill.models.grammar` writes is understood: literals, character classes, names, groups,
-alternatives, and the repetitions `?`, `{m,n}`.
+alternatives, and the repetitions `?`, `*`, `{m,n}`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TOKEN = re.compile(
       | (?P<chars>\[(?:[^\]\\]|\\.)+\])
       | (?P<repeat>\{\d+,\d+\})
       | (?P<name>[a-z][a-z0-9-]*)
-      | (?P<mark>[()|?])
+      | (?P<mark>[()|?*])
     )""",
     re.VERBOSE,
 )
@@ -56,6 +56,9 @@ class Speaker:
             if tokens and tokens[0] == ("mark", "?"):
                 tokens.pop(0)
                 low, high = 0, 1
+            elif tokens and tokens[0] == ("mark", "*"):
+                tokens.pop(0)
+                low, high = 0, 1000
             elif tokens and tokens[0][0] == "repeat":
                 low, high = (int(n) for n in tokens.pop(0)[1][1:-1].split(","))
             assert 0 <= low <= high

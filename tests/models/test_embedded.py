@@ -15,7 +15,10 @@ from taskmill.errors import BadRequestError, ConfigurationError, ContextWindowEr
 from taskmill.models import catalog, embedded
 from taskmill.models.base import Reasoning, Request, Sampling
 from taskmill.models.embedded import EmbeddedModel, how_to_call
+from taskmill.models.endpoint import EndpointModel
+from taskmill.models.grammar import Bounds, turn_grammar, value_grammar
 from taskmill.records import Message, ToolCall, ToolSpec
+from taskmill.tools import TOOLSETS
 
 needs_the_model = pytest.mark.skipif(
     not all(model.ready for model in catalog.installed_models()),
@@ -207,6 +210,22 @@ class TestAnswers:
         )
         assert completion.message.tool_calls == ()
 
+    async def test_a_model_given_by_its_path_is_held_to_the_form_only(self) -> None:
+        model = EmbeddedModel(catalog.embedded_weights(), parallel=1, context=2048, name="mine")
+        try:
+            completion = await model.complete(
+                asking("Run the date command.", tools=TOOLS, sampling=Sampling(seed=2, max_tokens=120))
+            )
+        finally:
+            await model.close()
+        assert completion.model == "mine"
+        assert completion.message.reasoning
+        assert (
+            completion.message.content
+            or completion.message.tool_calls
+            or completion.finish_reason == "length"
+        )
+
     async def test_calls_of_one_conversation_have_different_ids(self, model: EmbeddedModel) -> None:
         first = asking("Run date.", tools=TOOLS, sampling=Sampling(seed=1), reasoning=SILENT)
         second = Request(
@@ -244,6 +263,43 @@ class TestAnswers:
         assert completion.finish_reason == "length"
 
 
+class TestGrammars:
+    """llama.cpp takes what is made of tools: it is stricter than the language it reads."""
+
+    pytestmark = real_model
+
+    @pytest.mark.parametrize(
+        "bounds", [Bounds(), Bounds(thoughts=5), embedded.OWN_BOUNDS], ids=["led", "long", "own"]
+    )
+    async def test_the_built_in_tools_can_all_be_offered(self, model: EmbeddedModel, bounds: Bounds) -> None:
+        tools = [tool.spec for name in ("all", "memory") for tool in TOOLSETS[name].tools()]
+        await self.take(model, turn_grammar(tools, calling="may", bounds=bounds))
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"type": "string", "minLength": 5000},
+            {"type": "array", "items": {"type": "array", "items": {"type": "string"}}, "minItems": 5},
+            {"anyOf": [{"type": "object", "properties": {"ä \n": {"enum": ['"', "\\", None, 1.5]}}}, {}]},
+            {"type": "object", "properties": {f"field{n}": {"type": "string"} for n in range(40)}},
+        ],
+        ids=["long text", "nested", "odd names", "many fields"],
+    )
+    async def test_odd_schemas_are_taken(self, model: EmbeddedModel, schema: dict[str, object]) -> None:
+        await self.take(model, value_grammar(schema, bounds=embedded.OWN_BOUNDS))
+
+    async def take(self, model: EmbeddedModel, grammar: str) -> None:
+        await model.complete(asking("Hello", sampling=GREEDY, reasoning=SILENT))
+        running = embedded._servers[model._key]
+        client = EndpointModel("m", base_url=f"{running.address}/v1", api_key=running.api_key)
+        try:
+            await client.complete(
+                asking("Hello", sampling=Sampling(max_tokens=1)), extra_body={"grammar": grammar}
+            )
+        finally:
+            await client.close()
+
+
 class TestLimits:
     """Windows, cancellation, closing, and what a server that can't start says."""
 
@@ -273,18 +329,24 @@ class TestLimits:
         finally:
             await model.close()
 
-    async def test_a_cancelled_request_frees_its_slot(self) -> None:
+    async def test_a_cancelled_request_frees_its_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = EmbeddedModel(parallel=1, context=2048)
-        endless = asking(
-            "Count for ever.",
-            sampling=Sampling(temperature=1.5, max_tokens=1900, stop=("never said",)),
-            reasoning=SILENT,
-        )
         try:
             await model.complete(asking("Hello", sampling=GREEDY, reasoning=SILENT))
             running = embedded._servers[model._key]
+            ask = model._client.complete
+
+            def ask_without_end(request: Request, *, extra_body: dict[str, object]) -> object:
+                return ask(request, extra_body={**extra_body, "ignore_eos": True})
+
             async with asyncio.timeout(60):
-                task = asyncio.create_task(model.complete(endless))
+                with monkeypatch.context() as patched:
+                    patched.setattr(model._client, "complete", ask_without_end)
+                    endless = Sampling(max_tokens=1900)
+                    task = asyncio.create_task(
+                        model.complete(asking("Count.", sampling=endless, reasoning=SILENT))
+                    )
+                    await asyncio.sleep(0)
                 while not await busy_slots(running):
                     await asyncio.sleep(0.01)
                 task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import logging
@@ -27,7 +28,8 @@ from taskmill.errors import (
     RateLimitedError,
     TransientModelError,
 )
-from taskmill.models import Request, Sampling
+from taskmill.models import Request, Sampling, transport
+from taskmill.models import endpoint as endpoint_module
 from taskmill.models.endpoint import EndpointModel, Timeouts
 from taskmill.models.refusals import retry_after_seconds
 from taskmill.models.retry import Retrying, RetryPolicy
@@ -248,6 +250,22 @@ async def test_a_fresh_connection_that_is_dropped_is_not_asked_again_in_secret()
         assert endpoint.calls == 3
 
 
+async def test_where_nobody_can_tell_a_kept_connection_nothing_is_sent_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after an update of aiohttp that gives out its connections in another way."""
+    for name in [name for name in vars(transport._Connector) if not name.startswith("__")]:
+        monkeypatch.delattr(transport._Connector, name)
+    async with serving([hang_up(), answer("hi"), hang_up()]) as (endpoint, model):
+        with pytest.raises(TransientModelError):
+            await model.complete(REQUEST)
+        assert endpoint.calls == 1
+        await model.complete(REQUEST)
+        with pytest.raises(TransientModelError):
+            await model.complete(REQUEST)
+        assert endpoint.calls == 3
+
+
 async def test_a_cancelled_call_leaves_a_client_that_works() -> None:
     async with serving([silence(), answer("hi")]) as (endpoint, model):
         task = asyncio.create_task(model.complete(REQUEST))
@@ -267,10 +285,82 @@ async def test_a_redirect_is_not_followed_with_the_key() -> None:
         assert elsewhere.calls == 0
 
 
+async def test_where_a_redirect_leads_is_said_without_what_may_be_secret() -> None:
+    def script(body: dict[str, Any]) -> Step:
+        return refusal(308, headers={"Location": f"/{KEY}/v2{secret_url.removeprefix(endpoint.url)}"})
+
+    async with FakeEndpoint(script) as endpoint:
+        secret_url = f"{endpoint.url}/chat/completions?api_key=SECRET"
+        model = EndpointModel("m", base_url=secret_url, api_key=KEY)
+        with pytest.raises(BadRequestError, match=r"redirects to '/.*/v2/chat/completions'") as caught:
+            await model.complete(REQUEST)
+        await model.close()
+    assert "SECRET" not in f"{caught.value!r} {caught.value.body}"
+    assert KEY not in str(caught.value)
+
+
 async def test_a_compressed_answer_is_read() -> None:
     body = gzip.compress(answer("hi").body)
     async with serving(reply(body, headers={"Content-Encoding": "gzip"})) as (_, model):
         assert (await model.complete(REQUEST)).message.content == "hi"
+
+
+@asynccontextmanager
+async def raw_server(*parts: bytes) -> AsyncIterator[str]:
+    """An address where each request is answered with these bytes, whatever they are."""
+
+    async def answer_raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}]}")
+        for part in parts:
+            writer.write(part)
+        writer.close()
+
+    async with await asyncio.start_server(answer_raw, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_an_answer_that_comes_in_chunks_is_read() -> None:
+    body = answer("hi").body
+    chunks = [b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:20], body[20:])]
+    async with raw_server(CHUNKED, *chunks, b"0\r\n\r\n") as url:
+        model = EndpointModel("m", base_url=url)
+        assert (await model.complete(REQUEST)).message.content == "hi"
+        await model.close()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n", b"x" * 5000),
+        (CHUNKED, b"bb8\r\n" + b"x" * 3000 + b"\r\n", b"7d0\r\n" + b"x" * 2000 + b"\r\n"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+            % len(gzip.compress(b"x" * 5000)),
+            gzip.compress(b"x" * 5000),
+        ),
+    ],
+    ids=["announced", "in chunks", "compressed"],
+)
+async def test_an_answer_without_end_is_not_read_to_its_end(
+    parts: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_module, "LARGEST_ANSWER", 4000)
+    async with raw_server(*parts) as url:
+        model = EndpointModel("m", base_url=url)
+        with pytest.raises(MalformedAnswerError, match=r"5,000 bytes or more; at most 4,000"):
+            await model.complete(REQUEST)
+        await model.close()
+
+
+async def test_tokens_that_the_endpoint_does_not_count_have_no_cost() -> None:
+    uncounted = reply({"choices": [{"message": {"content": "hi"}}]})
+    async with serving([answer("hi"), uncounted]) as (_, model):
+        service = Retrying(model, price=lambda model, usage: float(usage.input_tokens))
+        assert [(await service.complete(REQUEST)).cost for _ in range(2)] == [10.0, None]
 
 
 async def test_it_works_again_after_closing_and_closing_twice_is_fine() -> None:
@@ -293,6 +383,30 @@ def test_one_model_serves_one_loop_after_another() -> None:
         asyncio.run(once())
         asyncio.run(once())
         assert endpoint.counts()["answered"] == 2
+
+
+def test_the_connections_of_a_loop_that_is_over_are_let_go(caplog: pytest.LogCaptureFixture) -> None:
+    with EndpointProcess() as endpoint:
+        model = EndpointModel("m", base_url=endpoint.url)
+        for _ in range(2):
+            asyncio.run(model.complete(REQUEST))  # type: ignore[arg-type]
+            gc.collect()
+        asyncio.run(model.close())  # type: ignore[arg-type]
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["a fresh connection", "a kept connection"])
+async def test_closing_during_a_call_ends_it_with_an_error(before: int) -> None:
+    async with serving([answer("hi")] * before + [silence()]) as (endpoint, model):
+        for _ in range(before):
+            await model.complete(REQUEST)
+        endpoint.arrived.clear()
+        call = asyncio.create_task(model.complete(REQUEST))
+        await endpoint.arrived.wait()
+        await model.close()
+        with pytest.raises(TransientModelError):
+            await call
+        assert endpoint.calls == before + 1
 
 
 @pytest.fixture
@@ -413,6 +527,36 @@ async def test_no_error_shows_the_key(filling: int, caplog: pytest.LogCaptureFix
         assert KEY not in f"{error!r} {error} {error.body} {error.args}"
         assert len(error.body or "") <= 2000
     assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "secret_url",
+    [
+        "http://user:SEC%2BRET%3D@{}/v1",
+        "http://SEC%2BRET%3D@{}/v1",
+        "http://{}/v1?api_key=SEC%2BRET%3D",
+        "http://{}/v1?api_key=SEC%2bRET%3d&x=y",
+        "http://{}/v1?SEC%2BRET%3D",
+    ],
+)
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 nonsense\r\n\r\n",
+        b"HTTP/1.1 400 No\r\n\r\nfor SEC+RET= SEC%2BRET%3D SEC%2bRET= SEC\\u002BRET\\u003d",
+        b"HTTP/1.1 302 No\r\nLocation: /v2/SEC%2BRET%3D/x?k=SEC%2BRET%3D\r\n\r\n",
+    ],
+    ids=["no HTTP", "a refusal", "a redirect"],
+)
+async def test_no_error_shows_a_secret_of_the_address_in_any_spelling(secret_url: str, raw: bytes) -> None:
+    async with raw_server(raw) as url:
+        model = EndpointModel("m", base_url=secret_url.format(url.split("/")[2]))
+        with pytest.raises(ModelError) as caught:
+            await model.complete(REQUEST)
+        await model.close()
+    said = f"{caught.value!r} {caught.value} {caught.value.body}"
+    assert "SEC" not in said
+    assert "RET" not in said
 
 
 async def test_the_start_of_the_raw_body_stands_in_the_error() -> None:

@@ -161,6 +161,13 @@ def test_an_answer_holds_no_tag_and_has_at_most_the_sentences_allowed() -> None:
         assert len(said) <= 1 + 3 * (20 + 1)
 
 
+def test_a_free_answer_may_hold_anything_but_is_no_call() -> None:
+    speaker = Speaker(turn_grammar(TOOLS, calling="may", bounds=Bounds(sentences=0)), random.Random(4))
+    turns = [read_turn(speaker.say(), call_id="c1") for _ in range(60)]
+    assert {bool(turn.calls) for turn in turns} == {True, False}
+    assert any("<" in turn.content for turn in turns)
+
+
 def test_an_answer_begins_as_it_is_told_to() -> None:
     speaker = Speaker(turn_grammar(TOOLS, thought="The output", answer="The result is"), random.Random(2))
     turns = [read_turn(speaker.say(), call_id="c1") for _ in range(20)]
@@ -181,6 +188,7 @@ def test_a_text_argument_stops_at_the_bound() -> None:
 def test_a_small_model_is_offered_required_arguments_or_all_where_none_is() -> None:
     assert list(offered_schema(TERMINAL)["properties"]) == ["command"]
     assert list(offered_schema(TODO)["properties"]) == ["items"]
+    assert list(offered_schema(TERMINAL, optional=True)["properties"]) == ["command", "timeout"]
 
 
 def test_a_schema_that_refers_to_itself_ends() -> None:

@@ -221,6 +221,19 @@ def test_the_cost_is_filled_in_where_the_endpoint_named_none() -> None:
     run_virtually(main())
 
 
+def test_tokens_that_nobody_counted_have_no_price_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        uncounted = Completion(Message("assistant", "a"), counted=False)
+        named = Completion(Message("assistant", "b"), counted=False, cost=0.25)
+        service = retrying(ScriptedModel([uncounted, uncounted, named]), price=lambda model, usage: 0.0)
+        assert [(await service.complete(REQUEST)).cost for _ in range(3)] == [None, None, 0.25]
+
+    run_virtually(main())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 @pytest.mark.parametrize("make", [lambda: RetryPolicy(attempts=0), lambda: RetryPolicy(base=float("nan"))])
 def test_a_policy_that_can_t_be_is_refused(make: Callable[[], RetryPolicy]) -> None:
     with pytest.raises(ConfigurationError, match=r"attempts=0|base=nan"):

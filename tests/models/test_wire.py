@@ -408,6 +408,26 @@ def test_usage_under_every_name(usage: Any, expected: Usage) -> None:
     assert with_usage(usage) == expected
 
 
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"prompt_tokens": 10, "completion_tokens": 5}, True),
+        ({"input_tokens": 10, "output_tokens": 0}, True),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, True),
+        ({"prompt_tokens": 10}, False),
+        ({"output_tokens": 5}, False),
+        ({"prompt_tokens": None, "completion_tokens": None, "cost": 0.5}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_tokens_count_as_counted_where_both_numbers_are_there(usage: Any, counted: bool) -> None:
+    body = {"choices": [{"message": {"content": "x"}}], "usage": usage}
+    completion = decode_answer(json.dumps(body).encode())
+    assert completion.counted is counted
+    assert completion.cost == (usage or {}).get("cost")
+
+
 def test_token_ids_and_logprobs_are_kept() -> None:
     raw = answered(
         None, token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": -0.5}, {"token": "b"}]}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from taskmill import AIAgent
+from taskmill.aiagent import WORKSPACES_KEPT
 from taskmill.errors import AuthenticationError, ConfigurationError, RunAbortedError
 from taskmill.models.base import Request
 from taskmill.models.scripted import ScriptedModel
@@ -249,6 +250,26 @@ async def test_state_of_tools_lasts_as_long_as_the_task() -> None:
             for task in ("one", "one", "two", None, None)
         ]
     assert said == ["n=1", "n=2", "n=1", "n=1", "n=2"]
+
+
+async def test_the_workspaces_of_the_tasks_used_last_are_kept(tmp_path: Path) -> None:
+    def script(request: Request) -> Any:
+        if request.messages[-1].role == "tool":
+            return "ok"
+        path = request.messages[-1].content
+        return Message(
+            "assistant", tool_calls=(ToolCall("w", "write_file", json.dumps({"path": path, "content": ""})),)
+        )
+
+    def left() -> set[str]:
+        return {file.name for file in tmp_path.glob("taskmill-*/*/workspace/*")}
+
+    tasks = [f"task{number}" for number in range(WORKSPACES_KEPT)]
+    async with agent_of(script, enabled_toolsets=["file"], sandbox="plain") as agent:
+        for task in (None, *tasks, tasks[0], "another"):
+            await agent.run_conversation(task or "no task", task_id=task)
+        assert left() == {"no task", *tasks, "another"} - {tasks[1]}
+    assert left() == set()
 
 
 async def test_the_workspace_is_gone_after_close(tmp_path: Path) -> None:

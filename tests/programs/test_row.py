@@ -53,7 +53,7 @@ def row_of(trace: Trace, **fields: Any) -> dict[str, Any]:
 
 
 def test_the_fields_of_a_row_and_their_order() -> None:
-    row = row_of(RICH, prompt_index=7, batch_num=2, metadata={"note": "n"}, row='{"x": 1}', mine=3)
+    row = row_of(RICH, prompt_index=7, batch_num=2, row='{"x": 1}', mine=3)
     assert list(row)[:9] == [
         "prompt_index",
         "conversations",
@@ -67,7 +67,7 @@ def test_the_fields_of_a_row_and_their_order() -> None:
     ]
     assert row["prompt_index"] == 7
     assert row["conversations"] == to_sharegpt(RICH.messages, RICH.tools)
-    assert row["metadata"] == {"batch_num": 2, "timestamp": "T", "model": "m", "note": "n"}
+    assert row["metadata"] == {"batch_num": 2, "timestamp": "T", "model": "m"}
     assert (row["completed"], row["partial"], row["api_calls"]) == (True, False, 2)
     assert row["toolsets_used"] == ["terminal"]
     assert row["reasoning"] == {"assistant_turns": 2, "with_reasoning": 1, "without_reasoning": 1}

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskmill.programs.sharegpt import MAX_DEPTH, from_sharegpt, to_sharegpt
+from taskmill.programs.sharegpt import from_sharegpt, to_sharegpt
 from taskmill.records import Message, ToolCall, ToolSpec
+from taskmill.store.jsonl import MAX_DEPTH
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 PIECES = st.one_of(

@@ -6,7 +6,11 @@ import asyncio
 import math
 import os
 import resource
+import sys
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +18,8 @@ import pytest
 from taskmill.errors import SandboxError, ToolArgumentsError, ToolError, ToolRefusedError
 from taskmill.sandbox.base import SandboxLimits
 from taskmill.sandbox.choose import open_sandboxes
+from taskmill.sandbox.leftovers import sweep_leftovers
+from taskmill.store import files
 
 
 async def test_a_command_gives_its_output_its_exit_code_and_where_it_stood(sandbox):
@@ -55,6 +61,29 @@ async def test_a_signal_is_told_from_an_exit_code(sandbox, command, code):
 )
 async def test_where_the_shell_stood_is_unknown_when_it_could_not_say_it(sandbox, command):
     assert (await sandbox.run(command, timeout=30)).cwd is None
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        (r"printf 'a\0b\n' >&87; cd sub", None),
+        (r"printf 'a\n/usr\n' >&87; cd sub", None),
+        (r"printf '/no/such\n' >&87; exec kill -9 $$", None),
+        (r"exec 87>&-; cd sub", None),
+        (r"exec 87</dev/null; cd sub", None),
+        (r"head -c 300000 /dev/zero >&87; cd sub", None),
+        (r"yes /usr 2>/dev/null >&87; cd sub", None),
+        (r"(yes >/dev/fd/87 &); sleep 0.3; cd sub", None),
+        (r"cd sub; echo text >&2", "sub"),
+    ],
+)
+async def test_what_a_command_writes_where_its_shell_reports_breaks_nothing(sandbox, command, where):
+    await sandbox.run("mkdir sub", timeout=30)
+    result = await sandbox.run(command, timeout=20)
+    assert not result.timed_out
+    assert "descriptor" not in result.output
+    assert result.cwd == (where and f"{sandbox.root}/{where}")
+    assert (await sandbox.run("echo next", timeout=30)).output == "next\n"
 
 
 async def test_the_command_text_is_the_shells_own(sandbox):
@@ -171,7 +200,8 @@ async def test_a_timeout_kills_all_of_it(sandbox, leftovers, command):
 
 
 async def test_what_was_said_before_the_timeout_is_kept(sandbox):
-    result = await sandbox.run("echo before; sleep 100", timeout=0.4)
+    await sandbox.run("true", timeout=30)  # its first process is there from then on
+    result = await sandbox.run("echo before; sleep 100", timeout=1.0)
     assert (result.output, result.timed_out) == ("before\n", True)
 
 
@@ -231,6 +261,57 @@ async def test_cancelling_at_any_moment_leaves_a_working_sandbox(sandbox):
     assert (await sandbox.run("echo next", timeout=30)).output == "next\n"
 
 
+@pytest.mark.parametrize("moment", ["_lose", "_answer_all"])
+async def test_cancelling_a_command_in_the_moment_its_first_process_is_lost_ends(
+    sandbox, monkeypatch, moment
+):
+    await sandbox.run("true", timeout=30)
+    host = sandbox._host
+    task = asyncio.ensure_future(sandbox.run("sleep 100", timeout=200))
+    while not host._calls:
+        await asyncio.sleep(0.01)
+    happens = getattr(host, moment)
+
+    def cancelled_just_before() -> None:
+        task.cancel()
+        happens()
+
+    monkeypatch.setattr(host, moment, cancelled_just_before)
+    host._lose()
+    done, _ = await asyncio.wait([task], timeout=20)
+    assert done
+    assert task.cancelled()
+    assert (await sandbox.run("echo next", timeout=30)).output == "next\n"
+
+
+async def test_the_search_for_what_a_lost_first_process_left_does_not_hold_the_loop_up(
+    sandboxes, monkeypatch
+):
+    sandbox = sandboxes(kind="plain")
+    held, searching = threading.Event(), threading.Event()
+
+    def search(prefix: str) -> int:
+        searching.set()
+        held.wait(30)
+        return 0
+
+    monkeypatch.setattr("taskmill.sandbox.local.kill_marked", search)
+    running = asyncio.ensure_future(sandbox.run("sleep 100", timeout=200))
+    while sandbox._host is None or not sandbox._host._calls:
+        await asyncio.sleep(0.01)
+    sandbox._host._lose()
+    while not searching.is_set():
+        await asyncio.sleep(0.01)
+    again = asyncio.ensure_future(sandbox.run("echo again", timeout=30))
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    assert not again.done()  # its processes would bear the mark that is looked for
+    held.set()
+    with pytest.raises(SandboxError, match="ended"):
+        await running
+    assert (await again).output == "again\n"
+
+
 async def test_closing_kills_what_runs_and_deletes_the_workspace(sandbox, leftovers, tmp_path):
     await sandbox.write_bytes("deep/er/file", b"x")
     await sandbox.run("mkdir locked; touch locked/x; chmod 0 locked", timeout=30)
@@ -249,12 +330,55 @@ async def test_closing_kills_what_runs_and_deletes_the_workspace(sandbox, leftov
             await use
 
 
-async def test_a_workspace_can_be_kept(kind, tmp_path):
-    sandbox = open_sandboxes(kind, directory=tmp_path, keep=True).create("r/../ö 1")
+async def test_an_odd_rollout_id_names_a_folder_like_any_other(kind, tmp_path):
+    sandbox = open_sandboxes(kind, directory=tmp_path).create("r/../ö 1")
     await sandbox.write_bytes("file", b"x")
-    await sandbox.close()
     (base,) = tmp_path.iterdir()
     assert (base / "workspace/file").read_bytes() == b"x"
+    await sandbox.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_folders_however_deep_are_deleted(sandbox, tmp_path):
+    name = "d" * 200
+    dig = f"import os\nfor n in range(1500): os.mkdir('{name}'); os.chdir('{name}')\nopen('end', 'w')"
+    assert (await sandbox.run(["python3", "-c", dig], timeout=60)).exit_code == 0
+    await sandbox.write_bytes("near", b"x")
+    assert await sandbox.list_files() == ["near"]
+    with pytest.raises(ToolRefusedError, match="folders"):
+        await sandbox.read_bytes("/".join([name] * 1500))
+    await sandbox.remove(name)
+    assert (await sandbox.run("ls", timeout=30)).output == "near\n"
+    assert (await sandbox.run(["python3", "-c", dig], timeout=60)).exit_code == 0
+    await sandbox.close()
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+
+
+async def test_a_workspace_that_can_not_be_deleted_is_said_and_is_no_error(sandbox, monkeypatch, caplog):
+    def broken(path: Path) -> None:
+        raise RecursionError("too deep")
+
+    await sandbox.write_bytes("x", b"")
+    with monkeypatch.context() as patched:
+        patched.setattr("taskmill.store.files.remove_tree", broken)
+        await sandbox.close()
+    assert "could not be deleted: too deep" in caplog.text
+
+
+def test_a_leftover_that_can_not_be_deleted_keeps_no_run_from_going_on(tmp_path, monkeypatch, caplog):
+    for name in ("a", "b"):
+        (tmp_path / name / "workspace").mkdir(parents=True)
+    remove = files.remove_tree
+
+    def refuse_a(path: Path) -> None:
+        if path.name == "a":
+            raise RecursionError("too deep")
+        remove(path)
+
+    monkeypatch.setattr("taskmill.store.files.remove_tree", refuse_a)
+    assert sweep_leftovers(tmp_path) == 1
+    assert os.listdir(tmp_path) == ["a"]
+    assert "could not be deleted: too deep" in caplog.text
 
 
 async def test_a_sandbox_that_was_never_used_leaves_nothing(kind, tmp_path):
@@ -279,8 +403,9 @@ async def test_a_sandbox_whose_first_process_dies_says_so_and_starts_again(sandb
     while not leftovers.alive():
         await asyncio.sleep(0.01)
     for process in psutil.Process().children(recursive=True):
-        if "marshal" in " ".join(process.cmdline()) and process.name().startswith("python"):
-            process.kill()
+        with suppress(psutil.NoSuchProcess):  # they die with each other
+            if "marshal" in " ".join(process.cmdline()) and process.name().startswith("python"):
+                process.kill()
     with pytest.raises(SandboxError, match="the sandbox ended"):
         await running
     assert leftovers.gone()
@@ -486,8 +611,6 @@ async def main():
     await sandbox.run("echo up > up; trap '' TERM; sleep {leftovers.text}", timeout=600)
 asyncio.run(main())
 """
-    import sys
-
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
     while not (list(tmp_path.glob("*/workspace/up")) and len(leftovers.alive()) >= 4):
         assert child.returncode is None
@@ -496,7 +619,5 @@ asyncio.run(main())
     await child.wait()
     assert leftovers.gone()
     assert os.listdir(tmp_path)  # the workspace is swept by the next start
-    from taskmill.sandbox.leftovers import sweep_leftovers
-
     assert sweep_leftovers(tmp_path) == 1
     assert os.listdir(tmp_path) == []

@@ -64,13 +64,10 @@ def stored_line(row: PlannedRow, state: str, text: str) -> bytes:
 def recall(run: RunDirectory, ledger: Ledger) -> Counter[str]:
     """Tell the ledger what is stored, as a resume does; gives how often each done rollout is stored."""
     stored: Counter[str] = Counter()
-    places = [(f"batch_{k}", run.read_shard(k)) for k in run.shard_numbers()]
-    for place, rows in [*places, ("outcomes", run.read_outcomes())]:
+    for rows in [*map(run.read_shard, run.shard_numbers()), run.read_outcomes()]:
         for _, line in rows:
             row = json.loads(line)
-            ledger.store(
-                bytes.fromhex(row["key"]), bytes.fromhex(row["detail"]), row["id"], row["state"], place
-            )
+            ledger.store(bytes.fromhex(row["key"]), bytes.fromhex(row["detail"]), row["id"], row["state"])
             if row["state"] in DONE_STATES:
                 stored[row["id"]] += 1
     ledger.settle()

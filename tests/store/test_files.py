@@ -207,6 +207,42 @@ def test_folders_are_made_and_removed_whatever_is_in_them(tmp_path: Path) -> Non
         make_directory(tmp_path / "file" / "x")
 
 
+def test_the_owner_deletes_what_no_mode_allows_and_no_link_is_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o500)
+    (kept / "file").write_bytes(b"x")
+    for mode in (0o000, 0o100, 0o200, 0o300, 0o400, 0o500):
+        inner = tmp_path / "top" / f"{mode:o}" / "inner"
+        inner.mkdir(parents=True)
+        (inner / "file").write_bytes(b"x")
+        (inner / "link").symlink_to(kept)
+        inner.chmod(mode)
+        inner.parent.chmod(mode)
+    child = os.fork()
+    if child == 0:  # as an ordinary user, for whom modes hold
+        try:
+            if os.getuid() == 0:
+                for base, folders, names in os.walk(tmp_path):
+                    for name in (*folders, *names):
+                        os.lchown(os.path.join(base, name), 65534, 65534)
+                os.chown(tmp_path, 65534, 65534)
+                os.chdir(tmp_path)
+                os.setgid(65534)
+                os.setuid(65534)
+                remove_tree(Path("top"))
+            else:
+                remove_tree(tmp_path / "top")
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.listdir(tmp_path) == ["kept"]
+    assert (kept.stat().st_mode & 0o777, os.listdir(kept)) == (0o500, ["file"])
+
+
 def test_removing_a_link_to_a_folder_removes_the_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "kept").write_bytes(b"x")

@@ -72,7 +72,6 @@ async def test_mended_arguments_are_marked(context):
 async def test_every_call_has_one_answer_whatever_the_ids(context):
     calls = [
         call("echo", '{"text": "1"}'),
-        None,
         call("echo", '{"text": "2"}'),
         call("nope"),
         call("echo", "["),
@@ -81,7 +80,6 @@ async def test_every_call_has_one_answer_whatever_the_ids(context):
     assert [event.success for _, event in answers] == [True, True, False, False]
     assert [message.content for message, _ in answers][:2] == ["1", "2"]
     assert await ToolBox([echo], context).run([]) == []
-    assert await ToolBox([echo], context).run([None]) == []
 
 
 async def test_two_tools_of_one_name_are_refused(context):
@@ -381,9 +379,24 @@ async def test_lone_surrogates_are_written_out(context):
 
 async def test_threads_are_used_again():
     threads = DaemonThreads("test")
-    names = {await threads.run(lambda: threading.current_thread().name) for _ in range(20)}
-    assert names == {"test-1"}
-    assert (threads.idle, threads.abandoned) == (1, 0)
+    names = {await threads.run(lambda: threading.current_thread().name) for _ in range(100)}
+    assert len(names) < 10  # one, unless the machine is so slow that a second was woken meanwhile
+    assert threads.abandoned == 0
+
+
+async def test_a_stuck_call_holds_up_no_call_that_comes_a_turn_later():
+    threads = DaemonThreads("test")
+    go = threading.Event()
+    stuck = asyncio.ensure_future(threads.run(go.wait))
+    try:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            quick = [asyncio.ensure_future(threads.run(lambda: "quick")) for _ in range(3)]
+            async with asyncio.timeout(10):
+                assert await asyncio.gather(*quick) == ["quick"] * 3
+    finally:
+        go.set()
+    assert await stuck
 
 
 async def test_an_abandoned_thread_is_counted_until_it_returns():
@@ -404,7 +417,7 @@ async def test_an_abandoned_thread_is_counted_until_it_returns():
     go.set()
     while threads.abandoned:
         await asyncio.sleep(0)
-    assert await threads.run(lambda: threading.current_thread().name) == "test-1"
+    assert (await threads.run(lambda: threading.current_thread().name)).startswith("test-")
 
 
 async def test_a_tool_context_is_of_one_rollout():

@@ -8,6 +8,7 @@ from taskmill.records import ToolCall
 from taskmill.store.jsonl import encode_row
 from taskmill.tools import TOOLSETS, ToolBox
 from taskmill.tools import files as files_module
+from taskmill.tools import patching as patching_module
 from taskmill.tools import search as search_module
 
 
@@ -152,6 +153,31 @@ async def test_a_replacement_in_doubt_is_refused(do, sandbox, old, new, said):
     success, text = await do("patch", path="a", old_string=old, new_string=new)
     assert (success, said in text) == (False, True), text
     assert sandbox.files["a"] == before
+
+
+async def test_the_nearest_place_in_a_large_file_is_looked_for_beside_the_loop_and_not_for_long(
+    do, sandbox, monkeypatch
+):
+    monkeypatch.setattr(patching_module, "NEAREST_SECONDS", 0.3)
+    sandbox.files["a"] = b"".join(b"value_%d = compute(%d)\n" % (n, n * 7) for n in range(100_000))
+    ticks = 0
+    changing = asyncio.ensure_future(do("patch", path="a", old_string="value = computed(0)", new_string=""))
+    while not changing.done():
+        ticks += 1
+        await asyncio.sleep(0.01)
+    assert "old_string does not stand in a. The nearest is at line " in (await changing)[1]
+    assert ticks > 3
+    monkeypatch.setattr(patching_module, "NEAREST_CHARACTERS", 1_000)
+    said = await do("patch", path="a", old_string="value = computed(0)", new_string="")
+    assert said == (False, "Error: old_string does not stand in a.")
+
+
+async def test_a_patch_of_a_large_file(do, sandbox):
+    sandbox.files["a"] = b"line\n" * 100_000 + b"last\n"
+    success, _ = await do("patch", mode="patch", patch=patch_of("*** Update File: a", "-last", "+end"))
+    assert (success, sandbox.files["a"][-12:]) == (True, b"ne\nline\nend\n")
+    success, text = await do("patch", mode="patch", patch=patch_of("*** Update File: a", "-line", "+x"))
+    assert (success, "fits 100000 places in a" in text) == (False, True)
 
 
 async def test_replacing_keeps_crlf(do, sandbox):
@@ -367,6 +393,17 @@ async def test_a_pattern_that_is_none_is_refused(do, tree):
     success, text = await do("search_files", pattern="(main")
     assert (success, "'(main' is no regular expression" in text) == (False, True)
     assert not (await do("search_files", pattern=" ", target="files"))[0]
+
+
+@pytest.mark.parametrize("target", ["content", "files"])
+async def test_a_pattern_that_is_too_long_is_refused(do, tree, target):
+    longest = search_module.LONGEST_PATTERN
+    assert (await do("search_files", pattern="a" * longest, target=target))[0]
+    success, text = await do("search_files", pattern="a" * (longest + 1), target=target)
+    assert (success, text) == (
+        False,
+        "Error: a pattern of 5,001 characters is too long; it may have 5,000. Search for less at once.",
+    )
 
 
 async def test_a_pattern_that_backtracks_for_ever_is_given_up_and_does_not_stop_the_loop(

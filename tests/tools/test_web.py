@@ -24,6 +24,8 @@ class Provider:
         self.asked.append((request.path, dict(request.headers), await request.json()))
         status, body = self.answers.pop(0)
         headers = {"Retry-After": "0"} if status == 429 else {}
+        if status == 308:
+            headers = {"Location": f"{self.url}/elsewhere"}
         text = body if isinstance(body, str) else json.dumps(body)
         return web.Response(status=status, text=text, headers=headers, content_type="application/json")
 
@@ -128,7 +130,15 @@ async def test_an_overloaded_provider_is_asked_again(context, provider):
     ("answers", "said"),
     [
         ([(401, "no such key: sk-very-secret")], "tavily refuses the key (HTTP 401); check TAVILY_API_KEY"),
-        ([(400, "key sk-very-secret may not")], "tavily answered HTTP 400: key [key] may not"),
+        ([(400, "key sk-very-secret may not")], "tavily answered HTTP 400: key [key removed] may not"),
+        (
+            [(400, "x" * 295 + " sk-very-secret")],
+            "tavily answered HTTP 400: " + "x" * 295 + " [key",
+        ),
+        (
+            [(308, ""), (200, {"results": []})],
+            "tavily redirects (HTTP 308) and is not followed; check its base_url",
+        ),
         ([(429, "slow")] * 3, "tavily answered HTTP 429: slow"),
         ([(200, "<html>")], "tavily answered with something that is not JSON"),
         ([(200, "[1]")], None),
@@ -137,7 +147,8 @@ async def test_an_overloaded_provider_is_asked_again(context, provider):
 async def test_what_a_provider_can_do_wrong(context, provider, answers, said):
     provider.answers = answers
     success, text = await ask(context, provider, "web_search", {"query": "q"})
-    assert "sk-very-secret" not in text
+    assert "/elsewhere" not in [path for path, _, _ in provider.asked]
+    assert "sk-" not in text
     if said is None:
         assert (success, text) == (True, '{"results":[]}')
     else:

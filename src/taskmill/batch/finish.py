@@ -12,18 +12,16 @@ import msgspec
 from msgspec import Struct
 
 from taskmill.batch.settings import BatchSettings
-from taskmill.engine.summary import StoredSample, Totals
+from taskmill.engine.summary import Totals, outcome_samples, sample_of
 from taskmill.errors import RunAbortedError
 from taskmill.models.base import Model
 from taskmill.programs.row import NOT_JSON, row_fault, usage_fields
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
 
-CHUNK_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 14
 
 OUTCOMES = ("completed", "partial", "discarded", "failed", "cancelled", "pending")
-
-_decode = msgspec.json.Decoder(StoredSample).decode
 
 
 class Merge(Struct):
@@ -57,10 +55,11 @@ def merge(
                     raise RunAbortedError("the merge was interrupted; a resume makes it anew")
                 fault = row_fault(line, known)
                 if fault != NOT_JSON:
-                    try:
-                        result.totals.add(_decode(line))
-                    except msgspec.ValidationError:
+                    sample = sample_of(line)
+                    if sample is None:
                         result.not_counted += 1
+                    else:
+                        result.totals.add(sample)
                 if fault is None:
                     result.written += 1
                     yield line + b"\n"
@@ -68,10 +67,8 @@ def merge(
                     result.left_out[fault] += 1
 
     run.write_trajectories(valid_rows())
-    for _, line in run.read_outcomes():
-        try:
-            outcome = _decode(line)
-        except msgspec.DecodeError:
+    for outcome in outcome_samples(run):
+        if outcome is None:
             result.left_out[NOT_JSON] += 1
             continue
         if outcome.state == "discarded":
@@ -128,7 +125,10 @@ def statistics(
 
 
 def checkpoint(run_name: str, ledger: Ledger, batch_size: int) -> Iterator[bytes]:
-    """The checkpoint as pieces of one JSON object, so that its long lists are never held whole."""
+    """The checkpoint as pieces of one JSON object, so that its long lists are never held whole.
+
+    `processed` are the rows of a batch with a recorded end that were not done before this start.
+    """
     head = {"run_name": run_name, "last_updated": now(), "outcomes": ledger.counts()}
     yield msgspec.json.encode(head)[:-1] + b',\n"completed_prompts":['
     yield from _joined(b"%d" % index for index in ledger.done_indices())
@@ -151,26 +151,6 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
             yield bytes(chunk)
             chunk.clear()
     yield bytes(chunk)
-
-
-def session_seconds(sessions: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds the run was worked on, all sessions together.
-
-    A session that was killed has no end of its own; the next one's start says when its last byte was written.
-    """
-    total = 0.0
-    started: datetime | None = None
-    for line in sessions:
-        moment = datetime.fromisoformat(str(line["at"]))
-        if line["event"] == "start":
-            last_write = line.get("last_write")
-            if started is not None and last_write:
-                total += max(0.0, (datetime.fromisoformat(str(last_write)) - started).total_seconds())
-            started = moment
-        elif started is not None:
-            total += max(0.0, (moment - started).total_seconds())
-            started = None
-    return total
 
 
 def endpoint_history(model: Model) -> dict[str, Any]:

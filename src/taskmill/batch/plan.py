@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from taskmill.engine.recall import recall
-from taskmill.engine.summary import StoredSample
+from taskmill.engine.summary import shard_samples
 from taskmill.sandbox.choose import describe
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 SAMPLED = 200
 """How many stored rows an estimate is taken from."""
-
-_decode = msgspec.json.Decoder(StoredSample).decode
 
 
 class Estimate(Struct, frozen=True):
@@ -112,17 +111,7 @@ async def plan_of(runner: BatchRunner) -> Plan:
 
 
 def _estimate(directory: RunDirectory, pending: int, max_iterations: int) -> Estimate:
-    samples: list[StoredSample] = []
-    for shard in directory.shard_numbers():
-        for _, line in directory.read_shard(shard):
-            try:
-                samples.append(_decode(line))
-            except msgspec.DecodeError:
-                continue
-            if len(samples) == SAMPLED:
-                break
-        if len(samples) == SAMPLED:
-            break
+    samples = list(itertools.islice(shard_samples(directory), SAMPLED))
     if not samples:
         return Estimate(pending, pending * (max_iterations + 1))
     per_row = pending / len(samples)

@@ -26,11 +26,12 @@ NO_REASONING = "no_reasoning"
 
 
 class Rolled(NamedTuple):
-    """A row that ran: its trace, the state it is recorded with, and why it is discarded (else empty)."""
+    """A row that ran: its trace, the state it is recorded with, why it is discarded (else empty), and its bill."""
 
     trace: Trace
     state: State
     reason: str
+    billed: Mapping[str, Any]
 
 
 class RowMill:
@@ -58,17 +59,18 @@ class RowMill:
             provider=settings.provider(),
         )
 
-    def start(self, planned: PlannedRow, row: PromptRow) -> RowRun:
-        """Set a row up; nothing runs yet."""
+    def start(self, planned: PlannedRow, row: PromptRow, attempt: int) -> RowRun:
+        """Set a row up for its attempt of that number; nothing runs yet."""
         rollout_id = planned.rollout_id
         toolsets, tools = self._toolkit.draw(rollout_id)
         make_sandbox = partial(self._sandboxes.create, rollout_id, image=row.image, cwd=row.cwd)
         context = ToolContext(rollout_id, make_sandbox)
         box = ToolBox(tools, context, result_limit=self._settings.tool_result_limit)
+        model = Journaled(self._model, self._journal, rollout_id, attempt=attempt)
         agent = AgentRun(
             rollout_id=rollout_id,
             prompt=row.prompt,
-            model=Journaled(self._model, self._journal, rollout_id),
+            model=model,
             tools=box if tools else None,
             settings=self._agent,
             hidden_system=self._settings.ephemeral_system_prompt,
@@ -76,7 +78,7 @@ class RowMill:
             task=task_fields(row),
             toolsets=toolsets,
         )
-        return RowRun(agent, box, self._settings.discard_without_reasoning)
+        return RowRun(agent, box, model, self._settings.discard_without_reasoning)
 
     def record(
         self,
@@ -86,7 +88,6 @@ class RowMill:
         *,
         batch: int,
         timestamp: str,
-        billed_before: int,
     ) -> dict[str, Any]:
         """The row as it is stored: in a shard, or as an outcome."""
         return trajectory_row(
@@ -98,16 +99,19 @@ class RowMill:
             task_key=planned.key.hex(),
             task_detail=planned.detail.hex(),
             row=extra_json(row),
-            billed=billed(rolled.trace, billed_before),
+            billed=rolled.billed,
         )
 
 
 class RowRun:
     """One row under way."""
 
-    def __init__(self, agent: AgentRun, box: ToolBox, discard_without_reasoning: bool) -> None:
+    def __init__(
+        self, agent: AgentRun, box: ToolBox, model: Journaled, discard_without_reasoning: bool
+    ) -> None:
         self._agent = agent
         self._box = box
+        self._model = model
         self._discard = discard_without_reasoning
 
     async def drive(self) -> None:
@@ -120,21 +124,26 @@ class RowRun:
     def result(self) -> Rolled:
         """What was had so far, and how it is recorded."""
         trace = self._agent.trace()
+        bill = billed(trace, self._model)
         if self._discard and trace.state in ("completed", "partial") and not trace.has_reasoning:
-            return Rolled(trace, "discarded", NO_REASONING)
-        return Rolled(trace, trace.state, "")
+            return Rolled(trace, "discarded", NO_REASONING, bill)
+        return Rolled(trace, trace.state, "", bill)
 
 
-def billed(trace: Trace, before: int) -> Mapping[str, Any]:
-    """The part of a trace's calls that no earlier record of the rollout holds.
+def billed(trace: Trace, model: Journaled) -> Mapping[str, Any]:
+    """What a record adds to the bill: calls that no earlier record of the rollout was billed for.
 
-    A rollout that failed is recorded with the calls it had; the attempt that follows replays those from the
-    journal, and they must not be paid for twice in the sums.
+    The attempt after a failed one replays its calls from the journal, and they must not be paid for twice in the
+    sums; calls that a kill left without a record are billed here, even where the conversation went another way.
     """
-    new = [call for number, call in enumerate(trace.calls) if number >= before or not call.replayed]
-    if len(new) == len(trace.calls):
-        usage, cost = trace.usage, trace.cost
-    else:
-        part = replace(trace, calls=tuple(new))
-        usage, cost = part.usage, part.cost
-    return {"calls": len(new), "usage": usage_fields(usage), "cost": None if cost is None else float(cost)}
+    let_go = model.let_go()
+    if model.billed_before or let_go:
+        left = tuple(completion.call_record() for completion in let_go)
+        trace = replace(trace, calls=(*trace.calls[model.billed_before :], *left))
+    priced = [call.cost for call in trace.calls if call.cost is not None]
+    return {
+        "calls": len(trace.calls),
+        "usage": usage_fields(trace.usage),
+        "cost": float(sum(priced)) if priced else None,
+        "unpriced_calls": len(trace.calls) - len(priced),
+    }

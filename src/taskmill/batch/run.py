@@ -21,10 +21,10 @@ from taskmill.batch.finish import (
     endpoint_history,
     merge,
     now,
-    session_seconds,
     statistics,
 )
 from taskmill.batch.rows import Rolled, RowMill
+from taskmill.batch.sessions import read_sessions, session_seconds
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
 from taskmill.engine.collector import patient_collector
@@ -80,7 +80,8 @@ class BatchRun:
         self._prior = PriorAttempts()
         self._settlement = Settlement(0, 0)
         self._next_checkpoint = 0
-        self._problem: Exception | None = None
+        self._checkpoint: asyncio.Future[None] | None = None
+        self._problem: BaseException | None = None
 
     async def carry_out(self) -> None:
         """Run what is pending and bring checkpoint, merged file and statistics up to date.
@@ -89,6 +90,7 @@ class BatchRun:
         """
         ledger, directory = self._ledger, self._directory
         self._prior, self._settlement = await recall(directory, ledger)
+        self._prior.keep(ledger.is_pending)
         await directory.journal.open(ledger.is_pending)
         reused = ledger.done_count
         self._plan_checkpoint(reused)
@@ -120,7 +122,9 @@ class BatchRun:
             return
         await directory.commit.flush()
         self._note_session("end", outcome=outcome)
-        self._write_checkpoint()
+        if self._checkpoint is not None:
+            await asyncio.wait([self._checkpoint])
+        await self._write_checkpoint()
         if outcome != "cancelled":
             await self._write_results()
         await directory.commit.flush()
@@ -166,41 +170,42 @@ class BatchRun:
             self._directory.close_shard(number)
 
     async def _run_row(self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int) -> None:
-        run = mill.start(planned, row)
-        record = partial(self._record, mill, planned, row, batch)
+        attempt = self._prior.of(planned.rollout_id) + 1
+        run = mill.start(planned, row, attempt)
+        record = partial(self._record, mill, planned, row, batch, attempt)
         self._progress.in_flight += 1
         try:
             await run.drive()
         except asyncio.CancelledError:
-            record(Rolled(run.result().trace, "cancelled", ""))
+            record(run.result()._replace(state="cancelled", reason=""))
             raise
         except (StoreError, RunAbortedError):
             raise
         except Exception as error:
-            trace = run.result().trace
-            record(Rolled(replace(trace, errors=(*trace.errors, error_record(error))), "failed", ""))
+            rolled = run.result()
+            trace = replace(rolled.trace, errors=(*rolled.trace.errors, error_record(error)))
+            record(rolled._replace(trace=trace, state="failed", reason=""))
         else:
             record(run.result())
         finally:
             self._progress.in_flight -= 1
 
-    def _record(self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int, rolled: Rolled) -> None:
+    def _record(
+        self, mill: RowMill, planned: PlannedRow, row: PromptRow, batch: int, attempt: int, rolled: Rolled
+    ) -> None:
         """Store how a row ended. One write, done when this returns; acknowledged once it is on disk."""
-        trace, state, reason = rolled
-        rollout_id = planned.rollout_id
-        attempts, recorded_calls = self._prior.of(rollout_id)
-        fields = mill.record(rolled, planned, row, batch=batch, timestamp=now(), billed_before=recorded_calls)
+        trace, state, reason, billed = rolled
+        fields = mill.record(rolled, planned, row, batch=batch, timestamp=now())
         if state in ("completed", "partial"):
             acknowledged = self._directory.append_row(batch, encode_row(fields, finite=True))
         else:
             error = trace.errors[-1] if trace.errors else None
-            outcome = {"state": state, "reason": reason, "attempt": attempts + 1, "error": error, **fields}
+            outcome = {"state": state, "reason": reason, "attempt": attempt, "error": error, **fields}
             acknowledged = self._directory.append_outcome(encode_row(msgspec.to_builtins(outcome)))
         self._judge(planned, state, trace.errors[-1] if trace.errors else None)
-        billed = fields["billed"]
         told = {
             "prompt_index": planned.index,
-            "rollout_id": rollout_id,
+            "rollout_id": planned.rollout_id,
             "batch": batch,
             "prompt": row.prompt[: self._settings.log_prefix_chars],
             "reason": reason or trace.stop_reason,
@@ -236,8 +241,18 @@ class BatchRun:
         if state in DONE_STATES:
             self._directory.journal.forget(told["rollout_id"])
         self._progress.recorded(state, **told)
-        if self._progress.reused + self._progress.finished >= self._next_checkpoint:
-            self._write_checkpoint()
+        if self._checkpoint is None and self._done >= self._next_checkpoint:
+            self._checkpoint = asyncio.ensure_future(self._write_checkpoint())
+            self._checkpoint.add_done_callback(self._checkpointed)
+
+    def _checkpointed(self, done: asyncio.Future[None]) -> None:
+        self._checkpoint = None
+        if not done.cancelled() and isinstance(done.exception(), Exception):
+            self._problem = self._problem or done.exception()
+
+    @property
+    def _done(self) -> int:
+        return self._progress.reused + self._progress.finished
 
     def _raise_problem(self) -> None:
         if self._problem is not None:
@@ -248,11 +263,14 @@ class BatchRun:
     def _plan_checkpoint(self, done: int) -> None:
         self._next_checkpoint = max(done + CHECKPOINT_EVERY, int(done * CHECKPOINT_GROWTH))
 
-    def _write_checkpoint(self) -> None:
-        self._plan_checkpoint(self._progress.reused + self._progress.finished)
-        self._directory.write_checkpoint(
-            checkpoint(self._settings.run_name, self._ledger, self._settings.batch_size)
-        )
+    async def _write_checkpoint(self) -> None:
+        """Write the checkpoint, giving way between its pieces: a long one must hold up no rollout and no signal."""
+        self._plan_checkpoint(self._done)
+        pieces = []
+        for piece in checkpoint(self._settings.run_name, self._ledger, self._settings.batch_size):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        await asyncio.to_thread(self._directory.write_checkpoint, pieces)
 
     async def _write_results(self) -> None:
         found = await self._merged()
@@ -265,9 +283,7 @@ class BatchRun:
                 surplus=self._settlement.surplus,
                 skipped_lines=self._indexed.skipped,
                 known_tools=self._toolkit.known_tools,
-                seconds=session_seconds(
-                    msgspec.json.decode(line) for _, line in self._directory.read_sessions()
-                ),
+                seconds=session_seconds(read_sessions(self._directory)),
                 endpoint=endpoint_history(self._model),
                 sandbox=self._confinement,
             )

@@ -16,7 +16,7 @@ from taskmill.batch.told import log_events
 from taskmill.batch.toolkit import OWN, Toolkit, chances_of
 from taskmill.engine.dataset import FileStamp, Indexed, SkippedLine, index_rows, require_file
 from taskmill.engine.progress import Progress
-from taskmill.errors import RunAbortedError
+from taskmill.errors import EmptyDatasetError, RunAbortedError
 from taskmill.models.base import Model
 from taskmill.models.choose import is_embedded, open_model
 from taskmill.models.endpoint import Timeouts
@@ -132,7 +132,7 @@ class BatchRunner:
 
         Raises:
             FileNotFoundError: no dataset there.
-            ValueError: no usable row in it.
+            EmptyDatasetError: no usable row in it.
             RunExistsError: the run has rows and `resume` is false.
             RunChangedError: the stored run was made with settings that give other results.
             RunLockedError: another process is at work on it.
@@ -173,7 +173,7 @@ class BatchRunner:
         if skipped > SHOWN_SKIPS:
             self.progress.tell("warning", message=f"{skipped - SHOWN_SKIPS:,} more lines are skipped")
         if not ledger.total:
-            raise ValueError(
+            raise EmptyDatasetError(
                 f"no usable row in {str(self.settings.dataset_file)!r}: each line needs an object with a "
                 "non-blank string 'prompt'"
             )

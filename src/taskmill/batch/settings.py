@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from taskmill.errors import ConfigurationError
 from taskmill.models.base import Effort, Reasoning, Sampling
+from taskmill.models.families import routing
 from taskmill.records import Message
 
 POLICY_FIELDS = frozenset(
@@ -131,13 +132,12 @@ class BatchSettings(_Strict):
 
     def provider(self) -> dict[str, Any] | None:
         """The routing object of endpoints that route; `None` when nothing was asked."""
-        asked = {
-            "only": self.providers_allowed,
-            "ignore": self.providers_ignored,
-            "order": self.providers_order,
-            "sort": self.provider_sort,
-        }
-        return {name: value for name, value in asked.items() if value} or None
+        return routing(
+            only=self.providers_allowed,
+            ignore=self.providers_ignored,
+            order=self.providers_order,
+            sort=self.provider_sort,
+        )
 
     def stored(self, **also: Any) -> dict[str, Any]:
         """What the run's configuration keeps: no key, no display option, nothing about this machine's speed."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from taskmill.batch.finish import session_seconds
+from taskmill.batch.sessions import Session, read_sessions, session_seconds
 from taskmill.engine.dataset import index_rows
 from taskmill.engine.recall import recall
-from taskmill.engine.summary import StoredSample, Totals
+from taskmill.engine.summary import Totals, outcome_samples, shard_samples
 from taskmill.records import Usage
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
@@ -59,7 +60,6 @@ class _Outcome(Struct):
     error: dict[str, object] | None = None
 
 
-_decode = msgspec.json.Decoder(StoredSample).decode
 _decode_outcome = msgspec.json.Decoder(_Outcome).decode
 
 
@@ -77,7 +77,7 @@ async def status_of(path: Path) -> RunStatus:
         note = _plan(ledger, config)
         await recall(directory, ledger)
         totals = _totals(directory)
-        sessions = [msgspec.json.decode(line) for _, line in directory.read_sessions()]
+        sessions = read_sessions(directory)
         counts = {state: count for state, count in ledger.counts().items() if count}
         return RunStatus(
             path=str(path),
@@ -88,7 +88,7 @@ async def status_of(path: Path) -> RunStatus:
             usage=totals.usage,
             cost=None if totals.calls and totals.unpriced_calls == totals.calls else totals.cost,
             seconds=session_seconds(sessions),
-            sessions=sum(line["event"] == "start" for line in sessions),
+            sessions=sum(session.event == "start" for session in sessions),
             failures=_failures(directory, ledger),
             in_flight=_in_flight(directory, ledger),
             note=note,
@@ -107,33 +107,24 @@ def _plan(ledger: Ledger, config: dict[str, object]) -> str:
     return ""
 
 
-def _activity(directory: RunDirectory, sessions: list[dict[str, object]]) -> str:
+def _activity(directory: RunDirectory, sessions: list[Session]) -> str:
     holder = directory.holder()
     if holder is not None:
         return f"running: pid {holder.pid} on {holder.host} since {holder.since}"
     if not sessions:
         return "not started"
     last = sessions[-1]
-    if last["event"] == "start":
-        return f"its last session was killed (pid {last['pid']} on {last['host']}, started {last['at']})"
-    return f"{last['outcome']} {last['at']}"
+    if last.event == "start":
+        return f"its last session was killed (pid {last.pid} on {last.host}, started {last.moment})"
+    return f"{last.outcome} {last.moment}"
 
 
 def _totals(directory: RunDirectory) -> Totals:
     totals = Totals()
-    for shard in directory.shard_numbers():
-        for _, line in directory.read_shard(shard):
-            _add(totals, line)
-    for _, line in directory.read_outcomes():
-        _add(totals, line)
+    for sample in itertools.chain(shard_samples(directory), outcome_samples(directory)):
+        if sample is not None:
+            totals.add(sample)
     return totals
-
-
-def _add(totals: Totals, line: bytes) -> None:
-    try:
-        totals.add(_decode(line))
-    except msgspec.DecodeError:
-        pass  # such a line is no row; the merge counts it
 
 
 def _failures(directory: RunDirectory, ledger: Ledger) -> list[Failure]:

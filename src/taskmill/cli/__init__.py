@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from taskmill._version import __version__
-from taskmill.errors import RunNotFoundError, TaskmillError
+from taskmill.errors import ConfigurationError, RunChangedError, RunNotFoundError, TaskmillError
 
 EXIT_OK, EXIT_INCOMPLETE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -71,7 +71,8 @@ def build_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0: all that was asked was done. 1: some of it was not. 2: it could not be started as asked. 130: interrupted.
+    0: all that was asked was done. 1: some of it was not, or taskmill is at fault. 2: it could not be started as
+    asked. 130: interrupted.
     """
     _survive_narrow_consoles()
     _words[:] = sys.argv[1:] if arguments is None else arguments
@@ -80,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     try:
         result = build_app()(_words, exit_on_error=True, result_action="return_value")
-    except (TaskmillError, FileNotFoundError, ValueError) as problem:
+    except (TaskmillError, FileNotFoundError, PermissionError) as problem:
         print(f"taskmill: {problem}", file=sys.stderr)
-        unusable = isinstance(problem, (ValueError, FileNotFoundError, RunNotFoundError))
+        unusable = isinstance(problem, (ConfigurationError, RunChangedError, RunNotFoundError, OSError))
         return EXIT_USAGE if unusable else EXIT_INCOMPLETE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -92,6 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         mute(sys.stdout)
         return EXIT_OK
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print(
+            "taskmill: this is a fault in taskmill, not in what you asked for. Please report it, with the lines above.",
+            file=sys.stderr,
+        )
+        return EXIT_INCOMPLETE
     return result if isinstance(result, int) else EXIT_OK
 
 

@@ -188,9 +188,9 @@ def batch(
         plan = asyncio.run(plan_of(runner))
         print(json_module.dumps(plan.as_json()) if json else plan.as_text())
         return EXIT_OK
-    if not json:
-        say(f"model: {endpoint.source}")
     try:
+        if not json:
+            say(f"model: {endpoint.source}")
         return asyncio.run(run_to_the_end(runner, resume=resume, quiet=json))
     except KeyboardInterrupt:  # in the moment before the run listens to signals itself
         say(f"interrupted before anything was begun. To go on:\n  {resume_command(command_words())[0]}")

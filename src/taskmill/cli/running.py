@@ -105,6 +105,7 @@ def resume_command(words: Sequence[str]) -> tuple[str, list[str]]:
     waiting = iter(words)
     for word in waiting:
         option, equals, value = word.partition("=")
+        option = option.replace("_", "-")  # The parser takes either.
         if option not in SECRET_OPTIONS:
             kept.append(word)
             continue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Raw, Struct
@@ -39,32 +40,25 @@ class OutcomeRow(Struct):
     task_detail: str
     state: State
     attempt: int = 1
-    api_calls: int = 0
-
-
-class Prior(NamedTuple):
-    """What is recorded of a rollout that will run again: how many attempts, and how many calls they had."""
-
-    attempts: int
-    calls: int
 
 
 class PriorAttempts:
-    """Attempts of rollouts that are not done, by rollout id. Memory: one entry for each such rollout."""
+    """How many attempts are recorded of rollouts that are not done. Memory: a number for each such rollout."""
 
     def __init__(self) -> None:
-        self._prior: dict[str, Prior] = {}
+        self._attempts: dict[str, int] = {}
 
     def add(self, outcome: OutcomeRow) -> None:
         """Take note of a recorded attempt."""
-        before = self._prior.get(outcome.rollout_id, Prior(0, 0))
-        self._prior[outcome.rollout_id] = Prior(
-            max(before.attempts + 1, outcome.attempt), max(before.calls, outcome.api_calls)
-        )
+        self._attempts[outcome.rollout_id] = max(self.of(outcome.rollout_id) + 1, outcome.attempt)
 
-    def of(self, rollout_id: str) -> Prior:
-        """What is recorded of that rollout so far."""
-        return self._prior.get(rollout_id, Prior(0, 0))
+    def keep(self, wanted: Callable[[str], bool]) -> None:
+        """Forget the rollouts that are not `wanted` any more: those that are done by now."""
+        self._attempts = {id: count for id, count in self._attempts.items() if wanted(id)}
+
+    def of(self, rollout_id: str) -> int:
+        """How many attempts at that rollout are recorded so far."""
+        return self._attempts.get(rollout_id, 0)
 
 
 class _Turn(Struct):
@@ -78,52 +72,62 @@ _decode_turns = msgspec.json.Decoder(list[_Turn]).decode
 
 
 async def recall(directory: RunDirectory, ledger: Ledger) -> tuple[PriorAttempts, Settlement]:
-    """Tell the ledger what is stored, and settle it. Reads each byte once and keeps no row."""
+    """Tell the ledger what is stored, and settle it. Reads each byte once and keeps no row.
+
+    Damaged lines are passed over with a warning that counts them; what they recorded will run again.
+    """
     prior = PriorAttempts()
+    damaged: Counter[str] = Counter()
     seen = 0
     for shard in directory.shard_numbers():
         for _, line in directory.read_shard(shard):
             seen += 1
             if seen % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-            _recall_row(ledger, line, shard)
+            if not _recall_row(ledger, line):
+                damaged[f"batch_{shard}.jsonl"] += 1
     for _, line in directory.read_outcomes():
         seen += 1
         if seen % YIELD_EVERY == 0:
             await asyncio.sleep(0)
         try:
             outcome = _decode_outcome(line)
-        except msgspec.DecodeError as problem:
-            logger.warning("a line of outcomes.jsonl can't be read and is passed over: %s", problem)
+            key, detail = bytes.fromhex(outcome.task_key), bytes.fromhex(outcome.task_detail)
+        except ValueError:
+            damaged["outcomes.jsonl"] += 1
             continue
-        ledger.store(
-            bytes.fromhex(outcome.task_key),
-            bytes.fromhex(outcome.task_detail),
-            outcome.rollout_id,
-            outcome.state,
-            "outcomes",
-        )
+        ledger.store(key, detail, outcome.rollout_id, outcome.state)
         if outcome.state in ("failed", "cancelled"):
             prior.add(outcome)
+    for name, count in damaged.items():
+        logger.warning("%d lines of %s can't be read and are passed over", count, name)
     return prior, ledger.settle()
 
 
-def _recall_row(ledger: Ledger, line: bytes, shard: int) -> None:
+def _recall_row(ledger: Ledger, line: bytes) -> bool:
+    """Tell the ledger of one row; false for a line that is none."""
     try:
         row = _decode_row(line)
     except msgspec.DecodeError:
-        return  # the merge leaves such a line out and counts it
-    if not (row.completed or row.partial):
-        return
-    key = bytes.fromhex(row.task_key) if row.task_key else _key_of(row.conversations)
-    if key is not None:
-        state: State = "completed" if row.completed else "partial"
-        detail = bytes.fromhex(row.task_detail) if row.task_detail else key
-        ledger.store(key, detail, row.rollout_id or None, state, f"batch_{shard}")
+        return False
+    if row.completed or row.partial:
+        key = _hash_of(row.task_key) or _key_of(row.conversations)
+        if key is not None:
+            state: State = "completed" if row.completed else "partial"
+            ledger.store(key, _hash_of(row.task_detail) or key, row.rollout_id or None, state)
+    return True
+
+
+def _hash_of(text: str) -> bytes:
+    """A hash from its hexadecimal; empty for what is damaged or was never there."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def _key_of(conversations: Raw) -> bytes | None:
-    """The key of a row that was stored without one: its first human turn is its prompt."""
+    """The key of a row that is stored without one: its first human turn is its prompt."""
     try:
         turns = _decode_turns(conversations)
     except msgspec.DecodeError:

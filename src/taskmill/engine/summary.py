@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from taskmill.records import Usage
+from taskmill.store.run import RunDirectory
 
 
 class ToolCount(Struct):
@@ -28,11 +30,15 @@ class ReasoningCount(Struct):
 
 
 class Billed(Struct):
-    """What a record adds to the bill: the calls that no earlier record of the same rollout holds."""
+    """What a record adds to the bill: the calls that no earlier record of the same rollout was billed for.
+
+    `cost` is that of the calls whose price is known, the others are `unpriced_calls`.
+    """
 
     calls: int = 0
     usage: Usage = Usage()
     cost: float | None = None
+    unpriced_calls: int = 0
 
 
 class StoredSample(Struct):
@@ -50,6 +56,31 @@ class StoredSample(Struct):
     tool_stats: dict[str, ToolCount] = field(default_factory=dict)
     reasoning: ReasoningCount = field(default_factory=ReasoningCount)
     error: Mapping[str, Any] | None = None
+
+
+_decode = msgspec.json.Decoder(StoredSample).decode
+
+
+def sample_of(line: bytes) -> StoredSample | None:
+    """What a stored line says of its sample; `None` for a line that is no record, or whose counts can't be read."""
+    try:
+        return _decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def shard_samples(run: RunDirectory) -> Iterator[StoredSample]:
+    """The samples in the shards of a run, as far as they can be read: the merge counts the others."""
+    for shard in run.shard_numbers():
+        for _, line in run.read_shard(shard):
+            sample = sample_of(line)
+            if sample is not None:
+                yield sample
+
+
+def outcome_samples(run: RunDirectory) -> Iterator[StoredSample | None]:
+    """The attempts that gave no row, `None` for a line that is none."""
+    return (sample_of(line) for _, line in run.read_outcomes())
 
 
 class Totals:
@@ -86,13 +117,14 @@ class Totals:
         self.reasoning.without_reasoning += sample.reasoning.without_reasoning
 
     def _bill(self, sample: StoredSample) -> None:
-        billed = sample.billed or Billed(sample.api_calls, sample.usage, sample.cost)
+        billed = sample.billed
+        if billed is None:
+            unpriced = sample.api_calls if sample.cost is None else 0
+            billed = Billed(sample.api_calls, sample.usage, sample.cost, unpriced)
         self.calls += billed.calls
         self.usage = self.usage + billed.usage
-        if billed.cost is None:
-            self.unpriced_calls += billed.calls
-        else:
-            self.cost += billed.cost
+        self.cost += billed.cost or 0.0
+        self.unpriced_calls += billed.unpriced_calls
 
     def tool_statistics(self, known_tools: Iterable[str]) -> dict[str, dict[str, float]]:
         """For every known tool: count, success, failure, and the two rates (0.0 when it was never called)."""

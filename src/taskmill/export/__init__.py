@@ -76,17 +76,22 @@ def export_run(run: Path | str, to: Format, out: Path | str | None = None) -> Ex
       column. Needs `pip install 'taskmill[parquet]'`.
 
     Left out and counted are the rows that `trajectories.jsonl` leaves out. The run's own files are not
-    touched, and an `out` that is there already is replaced only once the new one is whole.
+    touched, and may not be `out`; another file that is there already is replaced only once the new one is whole.
 
     Raises:
         RunNotFoundError: there is no run at that path.
-        ConfigurationError: an unknown format, or a package is missing.
+        ConfigurationError: an unknown format, an `out` that is the run's own, or a package is missing.
         StorageFullError: the file can't be written.
     """
     if to not in get_args(Format):
         raise ConfigurationError(f"to={to!r} must be one of {', '.join(get_args(Format))}")
     directory = RunDirectory(run)
     directory.require()
+    if out is not None and directory.owns(Path(out)):
+        raise ConfigurationError(
+            f"out={str(out)!r} is a file of the run itself, which an export would overwrite: give another name, or "
+            f"leave it out for {_DEFAULT_NAMES[to]!r} in the run's folder"
+        )
     report = ExportReport(Path(out) if out is not None else directory.path / _DEFAULT_NAMES[to])
     rows = Rows(directory, report)
     if to == "sharegpt":

@@ -72,7 +72,8 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     `finish_reason` is `stop`, `tool_calls`, `length` or `content_filter`. `cost` is US dollars, `None` when no
     price is known. `seconds` is the answering attempt, `waiting` the time before it. `token_ids` and
     `logprobs` are there when the endpoint gives them. `notes` says what had to be mended in the answer as it
-    came (a null among the calls, say).
+    came (a null among the calls, say). `counted` is false where the endpoint did not say how many tokens it took:
+    `usage` is then no ground for a price.
     """
 
     message: Message
@@ -87,6 +88,7 @@ class Completion(Struct, frozen=True, omit_defaults=True):
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
+    counted: bool = True
 
     def call_record(self) -> CallRecord:
         """This completion's line in a trace."""

@@ -9,7 +9,8 @@ Left to itself, the model in the wheel (135 million parameters) calls no tool, o
 grammar also decides which of the two a turn is: the first turn after a user's is a call when tools are offered,
 the turn after an observation is an answer, and only after a failed call does the model choose, once. It also
 gives the first words of a thought and of an answer. Which tool is called, with what, what is thought and what is
-answered is the model's own, and is what a model of this size has to say. A model given by its path is free to choose.
+answered is the model's own, and is what a model of this size has to say. A model given by its path is free to
+choose, sees optional arguments too, and may say more.
 
 A seed gives the same text for the same request alone. In company the slots are computed together, which
 changes the last digits of the numbers and now and then a word.
@@ -40,6 +41,12 @@ from taskmill.records import Message
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_TEMPERATURE = 0.3
 MOST_TOOL_TURNS = 2
+
+OWN_MAX_TOKENS = 1024
+"""For a model of the user's own, where nobody says how many tokens an answer may have."""
+
+OWN_BOUNDS = Bounds(text=1000, items=32, digits=15, thought=400, sentences=0, optional=True)
+"""What such a model may say: form is kept, and little more."""
 
 ROOMS = (Room(1200, 600), Room(600, 200), Room(200, 60))
 """How observations are shown, from roomy to narrow: the next is tried when the conversation does not fit."""
@@ -131,16 +138,20 @@ class EmbeddedModel:
 
     async def _answer(self, client: EndpointModel, request: Request) -> Completion:
         calling = how_to_call(request, led=self._led)
-        bounds = Bounds(thoughts=how_many_thoughts(request.reasoning))
+        thoughts = how_many_thoughts(request.reasoning)
+        bounds = Bounds(thoughts=thoughts) if self._led else replace(OWN_BOUNDS, thoughts=4 * thoughts)
         guided = calling != "never" or bounds.thoughts > 0
         extra: dict[str, Any] = {"cache_prompt": True}
         if guided and self._led:
             extra.update(UNREPEATED)
         if guided:
             extra["grammar"] = _grammar(request, calling, bounds, led=self._led)
-        sampling = _with_defaults(request.sampling, guided=guided)
+        most = DEFAULT_MAX_TOKENS if self._led else OWN_MAX_TOKENS
+        sampling = _with_defaults(request.sampling, most, guided=guided)
         for room in ROOMS:
-            messages = as_plain_messages(request, thinking=bounds.thoughts > 0, room=room)
+            messages = as_plain_messages(
+                request, thinking=bounds.thoughts > 0, room=room, optional=bounds.optional
+            )
             plain = Request(tuple(messages), sampling=sampling)
             try:
                 completion = await client.complete(plain, extra_body=extra)
@@ -177,7 +188,7 @@ def _grammar(request: Request, calling: Calling, bounds: Bounds, *, led: bool) -
     if led and request.tools:
         # Told how to begin, a tiny model speaks of the question or the output, and not again of what it said before.
         thought = "The user wants" if calling == "must" else "The output"
-        answer = "The result is" if request.messages[-1].role == "tool" else None
+        answer = "The result is" if request.messages and request.messages[-1].role == "tool" else None
     try:
         return turn_grammar(request.tools, calling=calling, thought=thought, answer=answer, bounds=bounds)
     except ConfigurationError as problem:
@@ -210,11 +221,11 @@ def how_many_thoughts(reasoning: Reasoning | None) -> int:
     return {"minimal": 1, "low": 1, "high": 3, "xhigh": 4, "max": 5}.get(reasoning.effort or "medium", 2)
 
 
-def _with_defaults(sampling: Sampling, *, guided: bool) -> Sampling:
+def _with_defaults(sampling: Sampling, max_tokens: int, *, guided: bool) -> Sampling:
     return Sampling(
         temperature=DEFAULT_TEMPERATURE if sampling.temperature is None else sampling.temperature,
         top_p=0.95 if sampling.top_p is None else sampling.top_p,
-        max_tokens=sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=sampling.max_tokens or max_tokens,
         seed=sampling.seed,
         # A stop text means the answer, not the think block before it: a guided turn is cut afterwards.
         stop=() if guided else sampling.stop,

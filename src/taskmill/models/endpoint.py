@@ -7,12 +7,13 @@ about trying again is `taskmill.models.retry`'s. Streaming is not used: an answe
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -34,6 +35,7 @@ from taskmill.errors import (
 )
 from taskmill.models.base import Completion, Request
 from taskmill.models.families import Family, family_of, public_url
+from taskmill.models.redaction import redactor
 from taskmill.models.refusals import BODY_KEPT, refused, retry_after_seconds
 from taskmill.models.transport import (
     Deadlines,
@@ -44,6 +46,12 @@ from taskmill.models.transport import (
 from taskmill.models.wire import REASONING_ECHO, decode_answer, encode_request, read_error
 
 _log = logging.getLogger(__name__)
+
+LARGEST_ANSWER = 64 * 1024 * 1024
+"""Bytes of an answer, uncompressed; more is no turn of a conversation, and would be held in memory."""
+
+LARGEST_ERROR = 256 * 1024
+"""Bytes of an error that are looked at."""
 
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 _UNKNOWN_FIELD = re.compile(
@@ -97,9 +105,7 @@ class EndpointModel:
         if self._key and self._url.user:
             raise ConfigurationError("base_url names a user and there is an api_key too: give one of them")
         self._proxy = _proxy_for(self._url)
-        proxy_password = self._proxy.password if self._proxy else None
-        passwords = (self._key, self._url.password, *self._url.query.values(), proxy_password)
-        self._secrets = tuple(secret for secret in passwords if secret)
+        self._redacted = redactor([self._key, *_secrets_of(self._url), *_secrets_of(self._proxy)])
         self._place = str(self._url.with_user(None).with_query(None))
         self._family = family_of(base_url)
         self._without: frozenset[str] = frozenset()
@@ -149,6 +155,7 @@ class EndpointModel:
                     token_ids=completion.token_ids,
                     logprobs=completion.logprobs,
                     notes=completion.notes,
+                    counted=completion.counted,
                 )
 
     async def close(self) -> None:
@@ -163,12 +170,14 @@ class EndpointModel:
     # -- one exchange -----------------------------------------------------------------------------------------
 
     async def _post(self, body: bytes) -> bytes:
+        if self._loop is not asyncio.get_running_loop():
+            await self._leave_loop()
         session, deadlines = self._open()
         try:
             with deadlines.attempt():
                 response = await self._send(session, body)
                 try:
-                    raw = await response.read()
+                    raw = await self._read(response)
                 finally:
                     response.release()
         except TimeoutError as error:
@@ -192,11 +201,34 @@ class EndpointModel:
                     proxy=self._proxy,
                 )
             except _STALE:
-                if not again or not used_kept_connection():
+                if not again or session.closed or not used_kept_connection():
                     raise
                 # The endpoint closed a kept connection just as it was used again. Nothing of an answer
                 # had come, so nothing was answered twice.
                 again = False
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        announced = response.content_length
+        if announced is not None and announced <= LARGEST_ANSWER and not _compressed(response):
+            return await response.read()
+        # What is compressed, or comes in chunks, shows its size only as it is read.
+        size = 0
+        parts: list[bytes] = []
+        async for part in response.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if (least := max(size, announced or 0)) > LARGEST_ANSWER:
+                response.close()
+                raise MalformedAnswerError(
+                    f"{self._place} answered with {least:,} bytes or more; at most {LARGEST_ANSWER:,} are read",
+                    status=response.status,
+                )
+        return b"".join(parts)
+
+    async def _leave_loop(self) -> None:
+        """Let go of a session of an event loop that is over. In a loop that is not, its calls go on to their end."""
+        if self._session is not None and self._loop is not None and self._loop.is_closed():
+            await self.close()
 
     def _open(self) -> tuple[aiohttp.ClientSession, Deadlines]:
         loop = asyncio.get_running_loop()
@@ -221,10 +253,10 @@ class EndpointModel:
         try:
             return decode_answer(raw)
         except ModelError as error:
-            text = raw.decode("utf-8", "replace")
+            text = raw[:LARGEST_ERROR].decode("utf-8", "replace")
             clean = self._redacted(text)
             error.body = clean[:BODY_KEPT]
-            if clean == text:
+            if clean == text and len(raw) <= LARGEST_ERROR:
                 raise
         # Read again without the secret, so that no message made of the body holds a part of it either.
         try:
@@ -237,13 +269,13 @@ class EndpointModel:
 
     def _refusal(self, status: int, headers: CIMultiDictProxy[str], raw: bytes) -> ModelError:
         if 300 <= status < 400:
-            target = headers.get(hdrs.LOCATION, "")
+            target = self._redacted(public_url(headers.get(hdrs.LOCATION, "")))
             return BadRequestError(
                 f"{self._place} redirects to {target!r}; set base_url to where the endpoint really is",
                 status=status,
             )
         # Redacted before anything is cut, or half a key could stand at the end.
-        text = self._redacted(raw.decode("utf-8-sig", "replace"))
+        text = self._redacted(raw[:LARGEST_ERROR].decode("utf-8-sig", "replace"))
         if status < 300:
             error: ModelError = MalformedAnswerError(f"{self._place} answered {status}", status=status)
         else:
@@ -271,11 +303,6 @@ class EndpointModel:
                 )
             case _:
                 return MalformedAnswerError(f"{self._place} does not speak HTTP as expected: {text}")
-
-    def _redacted(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "[key removed]")
-        return text
 
     # -- fields an endpoint does not take ---------------------------------------------------------------------
 
@@ -305,6 +332,22 @@ class EndpointModel:
 
 
 _STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+
+
+def _secrets_of(url: URL | None) -> Iterator[str]:
+    """What of an address is secret: a password, a user without one (a token, then), and what stands in the query."""
+    if url is None:
+        return
+    if url.user is not None:
+        yield url.password or url.user
+        pair = f"{url.user}:{url.password or ''}"
+        yield base64.b64encode(pair.encode("latin-1", "replace")).decode()
+    for name, value in url.query.items():
+        yield value or name
+
+
+def _compressed(response: aiohttp.ClientResponse) -> bool:
+    return response.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity"
 
 
 def _has_reasoning(request: Request) -> bool:

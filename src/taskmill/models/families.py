@@ -9,7 +9,7 @@ SGLang, llama.cpp and the like).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -32,6 +32,18 @@ class Family(Struct, frozen=True):
     echo: Echo = "no"
     limit_field: str = "max_tokens"
     routes: bool = False
+
+
+def routing(
+    *,
+    only: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+    order: Sequence[str] | None = None,
+    sort: str | None = None,
+) -> dict[str, Any] | None:
+    """The object that tells endpoints which route between providers; `None` when nothing is asked for."""
+    asked = {"only": only, "ignore": ignore, "order": order, "sort": sort}
+    return {name: value for name, value in asked.items() if value} or None
 
 
 def _clamped(effort: Effort, highest: Effort, lowest: Effort = "minimal") -> Effort:

@@ -31,7 +31,12 @@ MOST_REPEATS = 1000
 
 
 class Bounds(Struct, frozen=True):
-    """How much may be said: characters of a text argument, items of an array, levels of nesting, and so on."""
+    """How much may be said; what is given here is right for a model that does not stop by itself.
+
+    Characters of a `text` argument, `items` of an array, levels of nesting (`depth`), `digits` of a number;
+    `thoughts` of so many characters each (0: no thinking), `sentences` of an answer of so many characters each
+    (0: an answer is free). `optional` is whether a tool's optional arguments are offered.
+    """
 
     text: int = 160
     items: int = 8
@@ -41,6 +46,7 @@ class Bounds(Struct, frozen=True):
     thought: int = 140
     sentences: int = 4
     sentence: int = 160
+    optional: bool = False
 
 
 def turn_grammar(
@@ -61,7 +67,7 @@ def turn_grammar(
     rules = _Rules(bounds)
     parts = []
     if bounds.thoughts:
-        parts.append(rules.add("think", _thoughts(bounds, thought)))
+        parts.append(rules.add("think", _thoughts(rules, thought)))
     endings = []
     if calling != "never" and tools:
         endings.append(rules.add("call", _call(rules, tools)))
@@ -77,17 +83,17 @@ def value_grammar(schema: Any, *, bounds: Bounds | None = None) -> str:
     return rules.text(_value(rules, schema, schema, 0))
 
 
-def offered_schema(tool: ToolSpec) -> dict[str, Any]:
-    """The arguments a small model is shown and held to: the required ones, or all where none is required.
+def offered_schema(tool: ToolSpec, *, optional: bool = False) -> dict[str, Any]:
+    """The arguments a model is shown and held to: the required ones, or all where none is required.
 
-    Optional arguments are left out because a model of this size fills every field it sees, with noise.
+    Optional ones are left out unless asked for: a tiny model fills every field it sees, with noise.
     """
     schema = msgspec.json.decode(tool.parameters) if bytes(tool.parameters) else {}
     if not isinstance(schema, dict):
         return {"type": "object"}
     properties = schema.get("properties") or {}
     required = [name for name in schema.get("required") or () if name in properties]
-    if required:
+    if required and not optional:
         schema = {**schema, "properties": {name: properties[name] for name in required}}
     return schema
 
@@ -95,9 +101,11 @@ def offered_schema(tool: ToolSpec) -> dict[str, Any]:
 # -- a turn ---------------------------------------------------------------------------------------------------
 
 
-def _thoughts(bounds: Bounds, opening: str | None) -> str:
+def _thoughts(rules: _Rules, opening: str | None) -> str:
+    bounds = rules.bounds
     body = rf"[^<>\n.!?]{{8,{bounds.thought}}} [.!?]"
-    free = f"[A-Z] {body}"
+    # A rule of its own: llama.cpp counts what is repeated inside of what is repeated, and refuses large products.
+    free = rules.add("thought", f"[A-Z] {body}")
     first = f"{literal(opening + ' ')} {body}" if opening else free
     more = f' (" " {free}){{0,{bounds.thoughts - 1}}}' if bounds.thoughts > 1 else ""
     return f"{literal(THINK_OPEN)} {first}{more} {literal(THINK_CLOSE)}"
@@ -106,7 +114,7 @@ def _thoughts(bounds: Bounds, opening: str | None) -> str:
 def _call(rules: _Rules, tools: Sequence[ToolSpec]) -> str:
     bodies = []
     for tool in tools:
-        schema = offered_schema(tool)
+        schema = offered_schema(tool, optional=rules.bounds.optional)
         value = _value(rules, {"type": "object", **schema}, schema, 0)
         head = literal(f'{{"name": {_json(tool.name)}, "arguments": ')
         bodies.append(f'{head} {value} "}}"')
@@ -117,7 +125,10 @@ def _answer(bounds: Bounds, opening: str | None) -> str:
     # Ends at the end of a sentence when the bound is reached, and wherever the model likes before that. Every
     # text has one derivation only: where it has several, llama.cpp follows them all. It begins with a word and
     # not with the fence of a code block, which is where a tiny model likes to stop.
-    start = (literal(opening + " ") + " " if opening else "") + r"[^\x00-\x20<.!?`#*]"
+    start = f"{literal(opening + ' ')} " if opening else ""
+    if not bounds.sentences:
+        return rf"{start}[^\x00-\x20<] [^\x00]*"
+    start += r"[^\x00-\x20<.!?`#*]"
     run = rf"[^<.!?\n]{{0,{bounds.sentence}}}"
     return rf"{start} {run} ([.!?\n] {run}){{0,{bounds.sentences - 1}}} [.!?]?"
 
@@ -170,7 +181,7 @@ def _value(rules: _Rules, schema: Any, root: Any, depth: int) -> str:
         )
     match kind:
         case "string":
-            return rules.add("text", _text(schema, rules.bounds))
+            return rules.add("text", _text(rules, schema))
         case "integer":
             return rules.add("integer", _integer(schema, rules.bounds))
         case "number":
@@ -190,19 +201,20 @@ def _value(rules: _Rules, schema: Any, root: Any, depth: int) -> str:
 
 
 def _anything(rules: _Rules) -> str:
-    text = rules.add("text", _text({}, rules.bounds))
+    text = rules.add("text", _text(rules, {}))
     number = rules.add("integer", _integer({}, rules.bounds))
     return rules.add("anything", f'{text} | {number} | "true" | "false" | "null"')
 
 
-def _text(schema: Mapping[str, Any], bounds: Bounds) -> str:
+def _text(rules: _Rules, schema: Mapping[str, Any]) -> str:
     asked = min(_count(schema, "minLength", 0), MOST_REPEATS)
-    longest = min(_count(schema, "maxLength", bounds.text), max(bounds.text, asked))
-    # An empty text is what a small model gives when it has nothing to say, and no tool can do anything with it.
-    shortest = min(_count(schema, "minLength", 1), longest)
+    longest = min(_count(schema, "maxLength", rules.bounds.text), max(rules.bounds.text, asked))
     if longest == 0:
         return r'"\"\""'
-    return rf'"\"" ([^"\\\x00-\x1F\x7F] | "\\" ["\\nt]){{{shortest},{longest}}} "\""'
+    # An empty text is what a small model gives when it has nothing to say, and no tool can do anything with it.
+    shortest = min(_count(schema, "minLength", 1), longest)
+    character = rules.add("character", r"""[^"\\\x00-\x1F\x7F] | "\\" ["\\nt]""")
+    return rf'"\"" {character}{{{shortest},{longest}}} "\""'
 
 
 def _integer(schema: Mapping[str, Any], bounds: Bounds) -> str:

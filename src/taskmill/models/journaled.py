@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,17 +22,25 @@ class Journaled:
     """`model` for one rollout: answers from `journal` as long as the requests are the recorded ones, then live.
 
     The first request that differs ends the replay for good: what was recorded after it belongs to a
-    conversation that did not take place this time. Every live answer is written before it is returned; its
-    sync to disk is grouped with others and not waited for, because a call that a power cut loses is only paid
-    for again, and nobody was told it was safe.
+    conversation that did not take place this time. Every live answer is written by the end of the turn of the
+    event loop in which it is returned, and its sync to disk is grouped with others. Neither is waited for: a call
+    that a kill takes within that turn, or a power cut before the sync, is only paid for again, and nobody was told
+    it was safe.
+
+    `attempt` numbers the attempts at the rollout that end in a record. The record of one is billed the calls that
+    were answered here but for the first `billed_before`, and those of `let_go()`.
     """
 
-    def __init__(self, model: Model, journal: CallJournal, rollout_id: str) -> None:
+    def __init__(self, model: Model, journal: CallJournal, rollout_id: str, *, attempt: int = 1) -> None:
         self._model = model
         self._journal = journal
         self._rollout_id = rollout_id
+        self._attempt = attempt
         self._number = 0
-        self._recorded: list[JournalEntry] | None = None
+        self.billed_before = 0
+        """How many of the answered calls an earlier attempt was billed; they come first."""
+        self._left: deque[JournalEntry] | None = None
+        self._void: list[JournalEntry] = []
         self._live = False
 
     @property
@@ -53,21 +62,26 @@ class Journaled:
             # An unpaired surrogate can't be stored; what is returned has to be what is replayed later.
             encoded = _encode(storable(msgspec.to_builtins(completion)))
             completion = _decode(encoded)
-        self._journal.record(self._rollout_id, self._number, digest, encoded)
+        self._journal.record(self._rollout_id, self._number, digest, encoded, self._attempt)
         self._number += 1
         return completion
+
+    def let_go(self) -> list[Completion]:
+        """Calls that were paid for in this attempt, before a kill, and are not among those answered since."""
+        left = (*self._void, *(self._left or ()))
+        return [_decode(entry.completion) for entry in left if entry.attempt == self._attempt]
 
     async def close(self) -> None:
         """Nothing: the model is shared by all rollouts of a run, and closed by whoever opened it."""
 
     def _replay(self, digest: str) -> bytes | None:
-        if self._recorded is None:
-            self._recorded = self._journal.recall(self._rollout_id)
-        if self._number < len(self._recorded):
-            entry = self._recorded[self._number]
-            if entry.number == self._number and entry.digest == digest:
-                self._number += 1
-                return entry.completion
+        if self._left is None:
+            self._left = deque(self._journal.recall(self._rollout_id))
+            self._void = self._journal.void(self._rollout_id)
+        if self._left and self._left[0].number == self._number and self._left[0].digest == digest:
+            entry = self._left.popleft()
+            self._number += 1
+            self.billed_before += entry.attempt < self._attempt
+            return entry.completion
         self._live = True
-        self._recorded = None
         return None

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from taskmill.store.jsonl import without_surrogates
+
 
 def storable(value: Any) -> Any:
     """`value` with unpaired surrogates spelled out as the store spells them: no strict reader takes them."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+        return without_surrogates(value)
     if isinstance(value, list):
         return [storable(item) for item in value]
     if isinstance(value, dict):

@@ -37,7 +37,7 @@ class Room(NamedTuple):
     earlier: int
 
 
-def tool_instructions(tools: Sequence[ToolSpec], *, thinking: bool) -> str:
+def tool_instructions(tools: Sequence[ToolSpec], *, thinking: bool, optional: bool = False) -> str:
     """What the system turn says about the tools, in as few tokens as will do.
 
     Each tool is shown as a call of it with its arguments left open. A filled-in example would be clearer to a
@@ -46,22 +46,25 @@ def tool_instructions(tools: Sequence[ToolSpec], *, thinking: bool) -> str:
     think = " First think in one or two sentences between <think> and </think>." if thinking else ""
     lines = [f"You use a computer.{think} Then call one tool, or answer in plain words.", "", "Tools:"]
     for tool in tools:
-        properties = offered_schema(tool).get("properties") or {}
+        properties = offered_schema(tool, optional=optional).get("properties") or {}
         open_call = json.dumps({name: _left_open(schema) for name, schema in properties.items()})
         lines.append(f"{_first_sentence(tool.description)}:")
         lines.append(_call_body(tool.name, open_call))
     return "\n".join(lines)
 
 
-def as_plain_messages(request: Request, *, thinking: bool, room: Room) -> list[Message]:
+def as_plain_messages(
+    request: Request, *, thinking: bool, room: Room, optional: bool = False
+) -> list[Message]:
     """The conversation of `request` as a template without tools can show it.
 
+    `optional` is whether optional arguments of tools are told.
     Tools are told even where none may be called: the turns of a conversation then begin alike, and what the
     server has computed of one serves the next.
     """
     system = "\n\n".join(m.content for m in request.messages if m.role == "system") or PLAIN_SYSTEM
     if request.tools:
-        system += "\n\n" + tool_instructions(request.tools, thinking=thinking)
+        system += "\n\n" + tool_instructions(request.tools, thinking=thinking, optional=optional)
     turns = [m for m in request.messages if m.role != "system"]
     last_answer = max((n for n, m in enumerate(turns) if m.role == "assistant"), default=-1)
     plain = [Message("system", _defused(system))]

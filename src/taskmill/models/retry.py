@@ -61,7 +61,7 @@ class Retrying:
 
     `total` counts from the first attempt: waiting in line for a first place is bounded by the calls ahead,
     each of which is bounded itself. The first attempt ends by the model's own timeout, the later ones also
-    when `total` is over. `price` fills in the cost where the endpoint named none.
+    when `total` is over. `price` fills in the cost where the endpoint named none but counted the tokens.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Retrying:
         self._price = price
         self._total = total
         self._random = random or Random()
+        self._told_of_no_count = False
 
     @property
     def name(self) -> str:
@@ -155,7 +156,14 @@ class Retrying:
     def _stamped(self, completion: Completion, waiting: float, seconds: float, attempts: int) -> Completion:
         cost = completion.cost
         if cost is None and self._price is not None:
-            cost = self._price(self.name, completion.usage)
+            if completion.counted:
+                cost = self._price(self.name, completion.usage)
+            elif not self._told_of_no_count:
+                self._told_of_no_count = True
+                _log.warning(
+                    "model %r does not say how many tokens it took: such calls are counted without cost",
+                    self.name,
+                )
         return replace(
             completion,
             cost=cost,

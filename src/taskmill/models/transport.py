@@ -10,12 +10,14 @@ import asyncio
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import aiohttp
 from multidict import CIMultiDict
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import Connection
 
 # -- deadlines ------------------------------------------------------------------------------------------------
 
@@ -90,25 +92,37 @@ class Attempt:
 
 # -- connections ----------------------------------------------------------------------------------------------
 
-_fresh: ContextVar[bool] = ContextVar("fresh", default=False)
+_kept: ContextVar[bool] = ContextVar("kept", default=False)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A connector that says when it made a connection: only kept ones can have gone stale."""
+    """A connector that says when it gave out a connection that it had given out before: only those can be stale.
 
-    async def _create_connection(self, *arguments: Any, **named: Any) -> ResponseHandler:
-        _fresh.set(True)
-        return await super()._create_connection(*arguments, **named)
+    A connection it knows nothing of counts as a fresh one, so that nothing is sent twice by mistake.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._given_out: WeakSet[ResponseHandler] = WeakSet()
+
+    async def connect(self, *arguments: Any, **named: Any) -> Connection:
+        connection = await super().connect(*arguments, **named)
+        protocol = connection.protocol
+        if protocol in self._given_out:
+            _kept.set(True)
+        elif protocol is not None:
+            self._given_out.add(protocol)
+        return connection
 
 
 def forget_connection() -> None:
     """To be called before a request of which `used_kept_connection` is to be asked."""
-    _fresh.set(False)
+    _kept.set(False)
 
 
 def used_kept_connection() -> bool:
-    """Whether the current task's request went over a connection that had carried another one before."""
-    return not _fresh.get()
+    """Whether the current task's request is known to have gone over a connection that had carried another one."""
+    return _kept.get()
 
 
 def open_session(headers: CIMultiDict[str]) -> aiohttp.ClientSession:

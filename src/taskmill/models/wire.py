@@ -214,17 +214,18 @@ def decode_answer(raw: bytes) -> Completion:
     )
     notes: list[str] = []
     calls = _calls(said, raw, notes) if said.tool_calls or said.function_call else ()
-    usage, cost = _usage(answer.usage) if answer.usage is not None else (Usage(), None)
+    usage, counted = _usage(answer.usage) if answer.usage is not None else (Usage(), False)
     logprobs = choice.logprobs.content if choice.logprobs is not None else None
     return Completion(
         Message("assistant", text, reasoning=reasoning, reasoning_details=details, tool_calls=calls),
         usage=usage,
         finish_reason=_finish_reason(choice.finish_reason, bool(calls)),
         model=answer.model or "",
-        cost=cost,
+        cost=answer.usage.cost if answer.usage is not None else None,
         token_ids=None if choice.token_ids is None else tuple(choice.token_ids),
         logprobs=None if logprobs is None else tuple(entry.logprob or 0.0 for entry in logprobs),
         notes=tuple(notes),
+        counted=counted,
     )
 
 
@@ -305,7 +306,8 @@ def _calls(said: _Said, raw: bytes, notes: list[str]) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
-def _usage(wire: _Usage) -> tuple[Usage, float | None]:
+def _usage(wire: _Usage) -> tuple[Usage, bool]:
+    """The tokens, and whether they are a count of both what was sent and what was received."""
     sent = wire.prompt_tokens
     cached = wire.prompt_tokens_details.cached_tokens if wire.prompt_tokens_details is not None else None
     if sent is None and wire.input_tokens is not None:
@@ -321,9 +323,9 @@ def _usage(wire: _Usage) -> tuple[Usage, float | None]:
     received = wire.completion_tokens if wire.completion_tokens is not None else wire.output_tokens
     details = wire.completion_tokens_details or wire.output_tokens_details
     thought = details.reasoning_tokens if details is not None else wire.reasoning_tokens
+    counted = sent is not None and received is not None
     sent = sent or 0
-    usage = Usage(sent, received or 0, min(cached or 0, sent), thought or 0)
-    return usage, wire.cost
+    return Usage(sent, received or 0, min(cached or 0, sent), thought or 0), counted
 
 
 def _details_text(details: list[Any]) -> str | None:

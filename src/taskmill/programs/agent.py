@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskmill.errors import (
-    BadRequestError,
     ContextWindowError,
     ModelError,
     RunAbortedError,
@@ -185,14 +184,8 @@ class AgentRun:
 
     async def _ask_for_answer(self) -> None:
         messages = (*self._lead, *self._turns, Message("user", LAST_REQUEST))
-        request = replace(self._request(messages), tools=(), tool_choice="none")
-        try:
-            completion = await self._model.complete(request)
-        except BadRequestError as error:
-            if isinstance(error, ContextWindowError) or not self._specs:
-                raise
-            # Some endpoints refuse a conversation that holds tool calls when no tools are declared.
-            completion = await self._model.complete(replace(request, tools=self._specs))
+        # The tools go along: some endpoints refuse a conversation that holds calls when no tools are declared.
+        completion = await self._model.complete(replace(self._request(messages), tool_choice="none"))
         answer = self._noted(completion).message
         if answer.tool_calls:
             self._notes.append("the last answer asked for tools again; those calls were left out")
@@ -226,12 +219,22 @@ class AgentRun:
         return turn
 
     def _own_ids(self, calls: Sequence[ToolCall | None]) -> tuple[ToolCall, ...]:
-        """The calls, each under an id that no other call of the conversation has."""
+        """The calls, each under an id that no other call of the conversation has.
+
+        What is no call, or has arguments that are no text, is mended here and nowhere after: an endpoint's answers
+        never hold such, but a model of somebody's own may.
+        """
         unique = []
         for call in calls:
             if call is None:
                 self._notes.append("a null among the tool calls was skipped")
                 continue
+            arguments: Any = call.arguments
+            if not isinstance(arguments, str):
+                self._notes.append(
+                    f"the arguments of a call of {call.name!r} were no text; they are JSON now"
+                )
+                call = replace(call, arguments=msgspec.json.encode(arguments).decode())
             if not call.id or call.id in self._call_ids:
                 mended = fresh_call_id(self._call_ids)
                 self._notes.append(f"tool call id {call.id!r} was missing or taken; it is {mended!r} now")
@@ -276,10 +279,10 @@ class AgentRun:
         answers = self._turns[self._answers_from :]
         return answers[-1].content if answers and answers[-1].role == "assistant" else ""
 
-    def trace(self, state: State | None = None) -> Trace:
+    def trace(self) -> Trace:
         """The record of what was had so far; a run that was not driven to an end counts as cancelled.
 
-        Calls that got no answer are in `tool_events` as failures. `state` overrules the state of the run.
+        Calls that got no answer are in `tool_events` as failures.
         """
         ending = self._ending or Ending("cancelled", "cancelled")
         lost = [
@@ -294,7 +297,7 @@ class AgentRun:
         ]
         return Trace(
             id=self.rollout_id,
-            state=state or ending.state,
+            state=ending.state,
             messages=(*self._system, *self._turns),
             task=self._task,
             tools=self._specs,

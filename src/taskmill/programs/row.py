@@ -8,7 +8,7 @@ or not; and whatever has no fixed shape (the input's other fields, invented tool
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -28,7 +28,6 @@ def trajectory_row(
     batch_num: int,
     known_tools: Collection[str],
     timestamp: str,
-    metadata: Mapping[str, Any] | None = None,
     task_key: str = "",
     task_detail: str = "",
     row: str = "{}",
@@ -36,9 +35,9 @@ def trajectory_row(
 ) -> dict[str, Any]:
     """The row that stands for `trace` in a shard.
 
-    `timestamp` is the moment of recording. `metadata` joins batch number, timestamp and model; `also` is added
-    at the end: give both the same keys and types in every row. `task_key` and `task_detail` are hashes of the
-    task as hex. `row` is what else the input row held, as the text of a JSON object.
+    `timestamp` is the moment of recording. `task_key` and `task_detail` are hashes of the task as hex. `row` is
+    what else the input row held, as the text of a JSON object. `also` is added at the end: give it the same keys
+    and types in every row.
     """
     stats = tool_stats(trace.tool_events, known_tools)
     invented = unknown_tools(trace.tool_events, known_tools)
@@ -46,12 +45,7 @@ def trajectory_row(
     return {
         "prompt_index": prompt_index,
         "conversations": to_sharegpt(trace.messages, trace.tools),
-        "metadata": {
-            "batch_num": batch_num,
-            "timestamp": timestamp,
-            "model": trace.model,
-            **(metadata or {}),
-        },
+        "metadata": {"batch_num": batch_num, "timestamp": timestamp, "model": trace.model},
         "completed": trace.state == "completed",
         "partial": trace.state == "partial",
         "api_calls": len(trace.calls),

@@ -23,6 +23,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from taskmill.records import Message, ToolCall, ToolSpec
+from taskmill.store.jsonl import MAX_DEPTH
 
 TAG = r"/?(?:think|tool_call|tool_response)>"
 _LITERAL = re.compile(rf"<(\\*)({TAG})")
@@ -41,9 +42,6 @@ _THINK_BLOCK = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n?", re.DOTALL)
 
 _SPACE = " \t\r\n"
 _check_json = msgspec.json.Decoder(Raw).decode
-
-MAX_DEPTH = 200
-"""JSON nested deeper than this is kept as a string: few readers take more."""
 
 _BEFORE_TOOLS = (
     "You answer by writing text, and you can call functions while you work. "
@@ -191,6 +189,7 @@ def _is_json(text: str) -> bool:
         _check_json(text.encode())
     except (ValueError, RecursionError):
         return False
+    # Nested deeper than what is stored may be, it is kept as a string.
     return text.count("[") + text.count("{") <= MAX_DEPTH or _depth(text) <= MAX_DEPTH
 
 

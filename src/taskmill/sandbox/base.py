@@ -71,6 +71,14 @@ class Sandbox(Protocol):
         """The directory commands start in."""
         ...
 
+    @property
+    def setting_up(self) -> bool:
+        """Whether the first use has begun what must be done before (a copy, a container), and it goes on.
+
+        That has a deadline of its own. Who gives up a use meanwhile neither stops nor repeats it.
+        """
+        ...
+
     async def run(
         self,
         command: str | Sequence[str],

@@ -18,13 +18,10 @@ Kind = Literal["auto", "bubblewrap", "plain", "docker"]
 class Sandboxes:
     """Makes the sandbox of one rollout. A row with an image gets a container, whatever the kind is."""
 
-    def __init__(
-        self, confinement: Confinement | None, directory: Path, limits: SandboxLimits, *, keep: bool
-    ) -> None:
+    def __init__(self, confinement: Confinement | None, directory: Path, limits: SandboxLimits) -> None:
         self._confinement = confinement
         self._directory = directory
         self._limits = limits
-        self._keep = keep
         self._tag = tag(directory)
 
     def create(self, rollout_id: str, *, image: str | None = None, cwd: str | None = None) -> Sandbox:
@@ -37,15 +34,13 @@ class Sandboxes:
         if image is not None:
             from taskmill.sandbox.docker import DockerSandbox
 
-            return DockerSandbox(
-                image, place, self._limits, tag=self._tag, mark=mark, cwd=cwd, keep=self._keep
-            )
+            return DockerSandbox(image, place, self._limits, tag=self._tag, mark=mark, cwd=cwd)
         if self._confinement is None:
             raise SandboxError(
                 f"rollout {rollout_id!r} has no image to make a container of: give the row an 'image', "
                 "or use the sandbox 'auto'"
             )
-        return LocalSandbox(self._confinement, place, self._limits, mark=mark, cwd=cwd, keep=self._keep)
+        return LocalSandbox(self._confinement, place, self._limits, mark=mark, cwd=cwd)
 
 
 def open_sandboxes(
@@ -53,19 +48,18 @@ def open_sandboxes(
     *,
     directory: Path,
     limits: SandboxLimits = SandboxLimits(),  # noqa: B008 - frozen
-    keep: bool = False,
 ) -> SandboxFactory:
     """The factory of a run's sandboxes; their folders are made in `directory` and deleted with them.
 
-    `auto` is bubblewrap where it works and plain elsewhere; `describe` says which and why. `keep` leaves the
-    folders when a sandbox closes. Raises `ConfigurationError` for a kind there is not, `SandboxError` when
-    bubblewrap is asked for by name and does not work.
+    `auto` is bubblewrap where it works and plain elsewhere; `describe` says which and why. Raises
+    `ConfigurationError` for a kind there is not, `SandboxError` when bubblewrap is asked for by name and does not
+    work.
     """
     chosen = _choose(kind)
     directory = Path(os.path.abspath(directory)).resolve()
     if chosen == "bubblewrap":
-        return Sandboxes(bubblewrap.confinement(limits), directory, limits, keep=keep)
-    return Sandboxes(plain.confinement() if chosen == "plain" else None, directory, limits, keep=keep)
+        return Sandboxes(bubblewrap.confinement(limits), directory, limits)
+    return Sandboxes(plain.confinement() if chosen == "plain" else None, directory, limits)
 
 
 def describe(kind: Kind = "auto") -> str:

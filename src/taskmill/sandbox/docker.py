@@ -23,6 +23,8 @@ from taskmill.sandbox.base import CommandResult, SandboxLimits
 from taskmill.sandbox.host import MARK, ProcessHost
 from taskmill.sandbox.local import LocalProcess, Place, check_timeout, clear
 from taskmill.sandbox.output import Output
+from taskmill.sandbox.setup import SetUp
+from taskmill.sandbox.threads import in_thread
 
 WORKSPACE = "/workspace"
 LABEL = "taskmill"
@@ -96,7 +98,6 @@ class DockerSandbox:
         tag: str,
         mark: str,
         cwd: str | None = None,
-        keep: bool = False,
     ) -> None:
         # What comes from a row must not be taken for an option of docker's.
         if not _IMAGE.match(image):
@@ -111,14 +112,13 @@ class DockerSandbox:
         self._limits = limits
         self._tag = tag
         self._mark = mark
-        self._keep = keep
         self._root = inside if inside.startswith("/") else WORKSPACE
         self._start = posixpath.join(WORKSPACE, inside) if inside else WORKSPACE
         self._name = f"taskmill-{mark.replace('.', '-')}"
         self._lock = asyncio.Lock()
         self._host: ProcessHost | None = None
         self._failed: SandboxError | None = None
-        self._made = False
+        self._set_up = SetUp(self._make, START_TIMEOUT + 2 * COMMAND_TIMEOUT)
         self._closed = False
         self._serial = 0
         self._background: list[LocalProcess] = []
@@ -137,6 +137,11 @@ class DockerSandbox:
     def cwd(self) -> str:
         """The directory commands start in."""
         return self._start
+
+    @property
+    def setting_up(self) -> bool:
+        """Whether the image is being pulled or the container started."""
+        return self._set_up.going_on
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -301,24 +306,17 @@ class DockerSandbox:
     # -- coming and going -------------------------------------------------------------------------------------
 
     async def _ready(self) -> ProcessHost:
-        if self._made and self._failed is None and self._host is not None and self._host.alive:
-            return self._host
+        if not self._closed:
+            await self._set_up.done()
         async with self._lock:
+            if self._host is not None and not self._host.alive:
+                await self._host.close()
             if self._closed:
                 raise SandboxError("the sandbox is closed")
             if self._failed is not None:
                 raise self._failed
             if self._host is None or not self._host.alive:
-                self._prepare()
                 self._host = self._client()
-            if not self._made:
-                try:
-                    await self._make(self._host)
-                except SandboxError as error:
-                    # Whatever it is (no such image, no rights, no daemon), the row meets it again: never retried.
-                    self._failed = error
-                    raise
-                self._made = True
             return self._host
 
     def _prepare(self) -> None:
@@ -335,7 +333,10 @@ class DockerSandbox:
                 f"the workspace {str(self._place.workspace)!r} could not be made: {error}"
             ) from error
 
-    async def _make(self, host: ProcessHost) -> None:
+    async def _make(self) -> None:
+        """Whatever it fails of (no such image, no rights, no daemon), the row meets it again: never retried."""
+        self._prepare()
+        host = self._host = self._client()
         code, said = await self._docker(host, *self._run_line(), timeout=START_TIMEOUT)
         if code == 0:
             check = ("exec", self._name, "sh", "-c", '[ -d "$1" ]', "sh", self._start)
@@ -387,14 +388,16 @@ class DockerSandbox:
         if self._closed and self._host is None:
             return
         self._closed = True
-        host, self._host = self._host, None
         try:
+            await self._set_up.stop()
+            host, self._host = self._host, None
             if host is not None:
                 if not host.alive:
+                    await host.close()
                     host = self._client()
                 try:
                     with suppress(SandboxError):
-                        if not self._keep and os.getuid() != 0:
+                        if os.getuid() != 0:
                             # What the container's root made in the workspace, only it can delete.
                             await self._docker(host, "exec", self._name, "sh", "-c", _EMPTY, "sh", WORKSPACE)
                     with suppress(SandboxError):
@@ -404,8 +407,8 @@ class DockerSandbox:
                     for process in self._background:
                         process.closed()
         finally:
-            if not self._keep:
-                await asyncio.to_thread(clear, self._place)
+            if self._set_up.begun:
+                await in_thread(clear, self._place)
 
 
 def remove_containers(tag: str) -> int:

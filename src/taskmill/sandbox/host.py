@@ -25,6 +25,7 @@ from typing import NamedTuple
 from taskmill.errors import SandboxError, ToolArgumentsError, ToolError, ToolRefusedError
 from taskmill.sandbox.base import SandboxLimits
 from taskmill.sandbox.output import Output
+from taskmill.sandbox.threads import in_thread
 
 _LOADER = (
     "import marshal, os, sys\n"
@@ -37,6 +38,9 @@ MARK = "TASKMILL_CALL"
 
 KILL_GRACE = 5.0
 """Seconds a killed command may take to be gone before the whole sandbox is ended."""
+
+BURIAL = 30.0
+"""Seconds the search for what a lost first process left may take before its commands are answered for."""
 
 _LONGEST_COMMAND = 8 * 1024 * 1024
 _LONGEST_ANSWER = 256 * 1024
@@ -83,8 +87,9 @@ class ProcessHost:
     """The first process of one sandbox, and the commands it was asked to run. Belongs to one event loop.
 
     `argv` is what goes before the interpreter (the confinement). `namespace` says that it is process 1 of a
-    namespace of its own. `mark` stands in the environment of every
-    process, so that leftovers are known by it. Raises `SandboxError` when the first process does not start.
+    namespace of its own. `mark` stands in the environment of every process, so that leftovers are known by it;
+    `on_lost`, called in a thread, is to kill those that outlived the first process. Raises `SandboxError` when the
+    first process does not start.
     """
 
     def __init__(
@@ -105,10 +110,12 @@ class ProcessHost:
         self._serial = 0
         self._stalled = False
         self._closing = False
-        self._end_reason = ""
+        self._end_reason = "the sandbox ended"
         self._incoming = bytearray()
         self._outbox: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._burial: asyncio.Task[None] | None = None
+        self._buried = False
         self._control, theirs = socket.socketpair()
         numbers = (limits.memory, limits.file_size, limits.processes)
         settings = [str(-1 if number is None else number) for number in (int(namespace), *numbers)]
@@ -165,8 +172,9 @@ class ProcessHost:
             try:
                 ended = await call.done
             except asyncio.CancelledError:
-                # The word that it is gone is awaited, so that whoever cancels finds nothing left.
-                if call.done.cancelled():
+                # The word that it is gone is awaited, so that whoever cancels finds nothing left. It was given
+                # already if the first process was lost between the cancelling and this step.
+                if call.done.cancelled() and not self._buried:
                     call.done = self._loop.create_future()
                     self.kill(call)
                     with suppress(SandboxError, ToolError):
@@ -421,14 +429,24 @@ class ProcessHost:
         self._outbox.clear()
         with suppress(ProcessLookupError):
             self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it is reaped some time later
-            self._process.wait(1.0)
+        on_lost = None if self._closing and sys.platform == "linux" else self._on_lost
+        self._burial = self._loop.create_task(self._bury(on_lost))
+
+    async def _bury(self, on_lost: Callable[[], None] | None) -> None:
+        """Wait until what the first process leaves is dead too, then answer for its commands."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BURIAL):
+                    await in_thread(_end_rest, self._process, on_lost)
+        finally:
+            self._buried = True
+            self._answer_all()
+
+    def _answer_all(self) -> None:
         said = b""
         with suppress(BlockingIOError):
             said = os.read(self._complaints, 1 << 16)
         os.close(self._complaints)
-        if self._on_lost is not None and not (self._closing and sys.platform == "linux"):
-            self._on_lost()
         reason = said.decode("utf-8", "replace").strip()[-1000:]
         self._end_reason = (
             f"the sandbox ended: {reason or 'its first process was killed, or ran out of memory'}"
@@ -454,8 +472,19 @@ class ProcessHost:
                 self._closing = False
             finally:
                 self._lose()
-        for call in list(self._calls.values()):
-            self.release(call)
+        try:
+            if self._burial is not None:
+                await asyncio.wait([self._burial])
+        finally:
+            for call in list(self._calls.values()):
+                self.release(call)
+
+
+def _end_rest(process: subprocess.Popen[bytes], on_lost: Callable[[], None] | None) -> None:
+    with suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it is reaped some time later
+        process.wait(1.0)
+    if on_lost is not None:
+        on_lost()
 
 
 def _number(text: bytes) -> int:

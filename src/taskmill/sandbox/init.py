@@ -23,6 +23,7 @@ import sys
 import time
 
 TYPE_CHECKING = False
+_SIGNALS = ("SIGCHLD", "SIGINT", "SIGKILL", "SIGPIPE", "SIGSTOP", "SIGXFSZ")
 
 if TYPE_CHECKING:
     import signal
@@ -31,7 +32,15 @@ else:
     try:  # the public modules pull in enum and more, a third of the time this program takes to start
         import _signal as signal
         import _socket as socket
-    except ImportError:
+
+        # Nothing promises that they stay as they are, so what is used of them is looked for.
+        for name in (*_SIGNALS, "signal", "set_wakeup_fd", "pthread_sigmask", "SIG_SETMASK"):
+            getattr(signal, name)
+        for name in ("recvmsg", "sendall", "fileno"):
+            getattr(socket.socket, name)
+        for name in ("SOL_SOCKET", "SCM_RIGHTS"):
+            getattr(socket, name)
+    except (ImportError, AttributeError):
         import signal
         import socket
 
@@ -169,6 +178,7 @@ class Init:
         given, output = self.descriptors[:2]
         del self.descriptors[:2]
         report, reported = os.pipe()
+        os.set_blocking(reported, False)  # a command that fills it must not keep its shell from ending
         opened = [given, output, reported]
         actions = [
             (os.POSIX_SPAWN_DUP2, given, 0),
@@ -185,7 +195,8 @@ class Init:
                 # One line with the command, so that line numbers in messages are the command's own.
                 program = self.shell
                 name = os.path.basename(program)
-                script = b'trap "pwd -P 2>/dev/null >/dev/fd/%d" EXIT; ' % REPORT + arguments[0]
+                place = (b"&%d" if name == b"bash" else b"/dev/fd/%d") % REPORT
+                script = b'trap "pwd -P 2>/dev/null >%s" EXIT; ' % place + arguments[0]
                 if len(script) < LONGEST_ARGUMENT:
                     arguments = [name, b"-c", script]
                 else:
@@ -249,10 +260,7 @@ class Init:
                 continue
             call.status = os.waitstatus_to_exitcode(status)
             call.ended = time.monotonic()
-            try:
-                call.directory = os.read(call.report, 1 << 16).rpartition(b"\n")[0]
-            except BlockingIOError:
-                pass
+            call.directory = reported_directory(call.report)
             os.close(call.report)
             self.ending.append(call)
 
@@ -434,6 +442,15 @@ def end(pid: int) -> None:
     signal_one(pid, signal.SIGKILL)
 
 
+def reported_directory(report: int) -> bytes:
+    """Where a shell said that it stood at its end; empty for what is no directory, as the command may write there."""
+    try:
+        said = os.read(report, 1 << 16).rpartition(b"\n")[0]
+    except OSError:  # nothing was said
+        return b""
+    return said if said.startswith(b"/") and os.path.isdir(said) else b""
+
+
 def unnamed_file(data: bytes) -> int:
     """A descriptor at the start of a file that holds `data` and has no name."""
     if hasattr(os, "memfd_create"):
@@ -477,11 +494,11 @@ def adopt_orphans() -> None:
             import _ctypes
 
             _ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"), request)  # type: ignore[arg-type]
-        except AttributeError:
+        except Exception:
             import ctypes
 
             ctypes.CDLL(None).prctl(*request)
-    except (ImportError, OSError):
+    except Exception:
         pass  # then only what stays in its process group is found; the mark finds the rest at the next start
 
 

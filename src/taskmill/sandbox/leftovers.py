@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 from contextlib import suppress
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from taskmill.sandbox.host import MARK
 from taskmill.store import files
+
+logger = logging.getLogger(__name__)
 
 
 def tag(directory: Path) -> str:
@@ -48,7 +51,8 @@ def sweep_leftovers(directory: Path) -> int:
     """Kill processes and containers, and delete workspaces, that a killed run left in `directory`.
 
     To be called before the first sandbox is made there, by whoever holds the run's lock: what a living run uses
-    looks the same. Gives the number of processes, containers and workspaces that were found.
+    looks the same. Gives the number of processes, containers and workspaces that were removed; a workspace that
+    can't be deleted is said and left.
     """
     directory = directory.resolve()
     count = kill_marked(tag(directory) + ".")
@@ -57,9 +61,12 @@ def sweep_leftovers(directory: Path) -> int:
     count += remove_containers(tag(directory))
     if directory.is_dir():
         for entry in sorted(directory.iterdir()):
-            if entry.is_dir() and (entry / "workspace").is_dir():
-                files.remove_tree(entry)
-                count += 1
+            try:
+                if entry.is_dir() and (entry / "workspace").is_dir():
+                    files.remove_tree(entry)
+                    count += 1
+            except Exception as error:  # a run that is to go on does not depend on it
+                logger.warning("the leftover workspace %r could not be deleted: %s", str(entry), error)
     return count
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import posixpath
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from taskmill.sandbox.base import CommandResult, SandboxLimits
 from taskmill.sandbox.host import KILL_GRACE, Call, Ended, ProcessHost
 from taskmill.sandbox.leftovers import kill_marked
 from taskmill.sandbox.output import Output
+from taskmill.sandbox.setup import SetUp
+from taskmill.sandbox.threads import in_thread
 from taskmill.store import files
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,9 @@ COPY_BYTES = 1024**3
 
 COPY_FILES = 100_000
 """Files of a row's own directory that are copied into its workspace at most."""
+
+COPY_TIMEOUT = 900.0
+"""Seconds the copy of a row's own directory may take."""
 
 WRITE_TIMEOUT = 30.0
 """Seconds a background process may take to read what is written to it."""
@@ -76,19 +82,17 @@ class LocalSandbox:
         *,
         mark: str,
         cwd: str | None = None,
-        keep: bool = False,
     ) -> None:
         self._confinement = confinement
         self._place = place
         self._limits = limits
         self._mark = mark
-        self._keep = keep
         self._root = confinement.root(place)
         self._source = Path(cwd) if cwd is not None and cwd.startswith("/") else None
         self._start = self._root if cwd is None or self._source else self._within(cwd)
         self._host: ProcessHost | None = None
         self._lock = asyncio.Lock()
-        self._made = False
+        self._set_up = SetUp(self._make, COPY_TIMEOUT)
         self._closed = False
         self._background: dict[str, LocalProcess] = {}
 
@@ -106,6 +110,11 @@ class LocalSandbox:
     def cwd(self) -> str:
         """The directory commands start in."""
         return self._start
+
+    @property
+    def setting_up(self) -> bool:
+        """Whether a row's directory is being copied."""
+        return self._set_up.going_on
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -159,27 +168,25 @@ class LocalSandbox:
 
     async def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
         """The bytes of a regular file of the workspace."""
-        await self._make()
+        await self._made()
         return files.read_beneath(self._place.workspace, self._relative(path), limit, alias=self._root)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, making its folders."""
-        await self._make()
+        await self._made()
         files.write_beneath(self._place.workspace, self._relative(path), data, alias=self._root)
 
     async def remove(self, path: str) -> None:
         """Remove a file or a folder of the workspace."""
-        await self._make()
+        await self._made()
         place = self._place.workspace
-        await asyncio.to_thread(files.remove_beneath, place, self._relative(path), alias=self._root)
+        await in_thread(files.remove_beneath, place, self._relative(path), alias=self._root)
 
     async def list_files(self, path: str = ".", *, limit: int = 10_000) -> list[str]:
         """Files under `path`, relative to it, sorted."""
-        await self._make()
+        await self._made()
         place = self._place.workspace
-        return await asyncio.to_thread(
-            files.list_beneath, place, self._relative(path), limit, alias=self._root
-        )
+        return await in_thread(files.list_beneath, place, self._relative(path), limit, alias=self._root)
 
     def _relative(self, path: str) -> str:
         """A path as the task says it, from the workspace on. What leads out by `..` or a link is found later."""
@@ -203,11 +210,14 @@ class LocalSandbox:
         host = self._host
         if host is not None and host.alive:
             return host
-        await self._make()
+        await self._made()
         async with self._lock:
+            if self._host is not None and not self._host.alive:
+                # What the last one left is found by its mark, and must be gone before another uses the mark.
+                await self._host.close()
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
             if self._host is None or not self._host.alive:
-                if self._closed:
-                    raise SandboxError("the sandbox is closed")
                 confinement = self._confinement
                 self._host = ProcessHost(
                     confinement.argv(self._place),
@@ -219,38 +229,46 @@ class LocalSandbox:
                 )
             return self._host
 
+    async def _made(self) -> None:
+        """Wait until the folders are made and filled."""
+        if not self._closed:
+            await self._set_up.done()
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+
     async def _make(self) -> None:
         """Make the folders, and fill the workspace where the row names a directory of this machine."""
-        if self._made and not self._closed:
-            return
-        async with self._lock:
-            if self._closed:
-                raise SandboxError("the sandbox is closed")
-            if self._made:
-                return
-            place = self._place
-            try:
-                for folder in place:
-                    folder.mkdir(parents=True, exist_ok=True)
-                place.base.chmod(0o700)
-                place.temporary.chmod(0o1777)
-                place.shared_memory.chmod(0o1777)
-                if self._start != self._root:
-                    below = posixpath.relpath(self._start, self._root)
-                    (place.workspace / below).mkdir(parents=True, exist_ok=True)
-                if self._source is not None:
-                    if not self._source.is_dir():
-                        raise SandboxError(
-                            f"the row's working directory {str(self._source)!r} is no directory of this machine"
-                        )
-                    await asyncio.to_thread(
-                        files.copy_tree_into, self._source, place.workspace, COPY_BYTES, COPY_FILES
-                    )
-            except OSError as error:
-                raise SandboxError(
-                    f"the workspace {str(place.workspace)!r} could not be made: {error}"
-                ) from error
-            self._made = True
+        place = self._place
+        try:
+            for folder in place:
+                folder.mkdir(parents=True, exist_ok=True)
+            place.base.chmod(0o700)
+            place.temporary.chmod(0o1777)
+            place.shared_memory.chmod(0o1777)
+            if self._start != self._root:
+                below = posixpath.relpath(self._start, self._root)
+                (place.workspace / below).mkdir(parents=True, exist_ok=True)
+            if self._source is not None:
+                await self._copy(self._source)
+        except (OSError, RecursionError) as error:
+            raise SandboxError(
+                f"the workspace {str(place.workspace)!r} could not be made: {error}"
+            ) from error
+
+    async def _copy(self, source: Path) -> None:
+        if not source.is_dir():
+            raise SandboxError(f"the row's working directory {str(source)!r} is no directory of this machine")
+        given_up = threading.Event()
+        copying = in_thread(
+            files.copy_tree_into, source, self._place.workspace, COPY_BYTES, COPY_FILES, given_up.is_set
+        )
+        try:
+            await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            # The workspace is deleted next, and nothing should be put into it meanwhile.
+            given_up.set()
+            await asyncio.wait([copying], timeout=KILL_GRACE)
+            raise
 
     def _sweep(self) -> None:
         """The first process is gone; where no namespace took the others with it, find them by their mark."""
@@ -263,15 +281,16 @@ class LocalSandbox:
             return
         self._closed = True
         try:
+            await self._set_up.stop()
             if self._host is not None:
                 await self._host.close()
                 for process in self._background.values():
                     process.closed()
                 self._host = None
         finally:
-            if self._made and not self._keep:
-                # A thread goes on when its waiter is cancelled, so the folder goes in any case.
-                await asyncio.to_thread(clear, self._place)
+            if self._set_up.begun:
+                # A thread goes on when its waiter is cancelled, so the folder goes in any case but a quick exit.
+                await in_thread(clear, self._place)
 
 
 def clear(place: Place) -> None:
@@ -280,7 +299,7 @@ def clear(place: Place) -> None:
         try:
             files.remove_tree(place.base)
             return
-        except OSError as error:  # the last writes of something that was just killed
+        except Exception as error:  # most likely the last writes of something that was just killed
             if again == 4:
                 logger.warning("the workspace %r could not be deleted: %s", str(place.base), error)
             time.sleep(0.02 * 2**again)

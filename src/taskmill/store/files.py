@@ -11,8 +11,9 @@ import itertools
 import os
 import shutil
 import stat
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -23,6 +24,7 @@ from taskmill.store.jsonl import is_whole
 _BLOCK = 1 << 20
 _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _serial = itertools.count()
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Repair(NamedTuple):
@@ -302,25 +304,92 @@ def remove(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all in it, if it is there, whatever modes a task gave to what is inside."""
+    """Remove a folder with all in it, if it is there, whatever modes a task gave to what is inside.
+
+    However deep it is: a task may have made more levels than the stack, a path or the descriptors of a process
+    go down. No link is followed. Raises `OSError` at the first thing that can't be removed.
+    """
     if path.is_symlink() or not path.is_dir():
         remove(path)
         return
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        shutil.rmtree(path)
+        _remove_folder(path.name, parent)
+    finally:
+        os.close(parent)
+
+
+def _remove_folder(name: str, parent: int) -> None:
+    """Remove a folder step by step, with one descriptor at a time: what is below, then the way back up."""
+    here = _open_to_empty(name, parent)
+    above: list[tuple[tuple[int, int], list[str]]] = []  # which folder it is, and what it still holds
+    try:
+        inside = _remove_files(here)
+        while inside or above:
+            going_down = bool(inside)
+            if going_down:
+                next_one = _open_to_empty(inside[-1], here)
+                above.append((_identity(here), inside))
+            else:
+                next_one = os.open("..", _FOLDER, dir_fd=here)
+            os.close(here)
+            here = next_one
+            if going_down:
+                inside = _remove_files(here)
+            else:
+                known, inside = above.pop()
+                if _identity(here) != known:  # it was moved meanwhile, and this is not ours to remove from
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), inside[-1])
+                os.rmdir(inside.pop(), dir_fd=here)
+    finally:
+        os.close(here)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _remove_files(folder: int) -> list[str]:
+    """Remove what is no folder, links among it, and give the names of the folders."""
+    folders = []
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            folders.append(entry.name)
+        else:
+            os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def _open_to_empty(name: str, parent: int) -> int:
+    """A folder's descriptor; its mode lets the owner remove what is in it from then on."""
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=parent)
     except PermissionError:
-        os.chmod(path, 0o700)
-        for base, folders, _ in os.walk(path):
-            for name in folders:
-                if not os.path.islink(os.path.join(base, name)):
-                    os.chmod(os.path.join(base, name), 0o700)
-        shutil.rmtree(path)
+        # A mode is changed through a descriptor, never by name, which could have become a link.
+        if sys.platform == "linux":
+            handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)
+            try:
+                os.chmod(f"/proc/self/fd/{handle}", 0o700)
+            finally:
+                os.close(handle)
+        else:
+            os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+    if os.fstat(fd).st_mode & 0o700 != 0o700:
+        with suppress(OSError):  # another's folder, or a file system without modes: removing will tell
+            os.fchmod(fd, 0o700)
+    return fd
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino
 
 
 # -- inside a folder that others may fill with traps ----------------------------------------------------------
 
 _MAX_LINKS = 40
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH = 128  # folders of a path that are held open on the way
+_MAX_FOLDERS = 100_000
 
 
 def read_beneath(root: Path, relative: str, limit: int | None = None, *, alias: str | None = None) -> bytes:
@@ -353,7 +422,7 @@ def remove_beneath(root: Path, relative: str, *, alias: str | None = None) -> No
         if name == ".":
             raise ToolRefusedError(f"{relative!r} is the workspace itself, which can't be removed")
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            shutil.rmtree(name, dir_fd=folder)
+            _remove_folder(name, folder)
         else:
             os.unlink(name, dir_fd=folder)
 
@@ -361,27 +430,62 @@ def remove_beneath(root: Path, relative: str, *, alias: str | None = None) -> No
 def list_beneath(
     root: Path, relative: str = ".", limit: int = 10_000, *, alias: str | None = None
 ) -> list[str]:
-    """Files under a folder (links by their own name, not followed), relative to it, sorted; the first `limit`."""
+    """Files under a folder (links by their own name, not followed), relative to it, sorted; the first `limit`.
+
+    What lies more than `_MAX_DEPTH` folders deep is left out, and so is what follows the first `_MAX_FOLDERS`
+    folders, so that a listing ends whatever a task has made.
+    """
     found: list[str] = []
     with _beneath(root, relative, alias=alias) as (folder, name), _named(relative):
         top = os.open(name, _FOLDER, dir_fd=folder)
         try:
-            for base, folders, files, fd in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-                links = [entry for entry in folders if stat.S_ISLNK(os.lstat(entry, dir_fd=fd).st_mode)]
-                folders.sort()
-                found.extend(os.path.normpath(os.path.join(base, entry)) for entry in sorted(files + links))
-                if len(found) >= limit:
+            waiting: list[tuple[str, ...]] = [()]
+            for _ in range(_MAX_FOLDERS):
+                if not waiting or len(found) >= limit:
                     break
+                way = waiting.pop()
+                files, folders = _entries(top, way)
+                found.extend("/".join((*way, entry)) for entry in files)
+                if len(way) < _MAX_DEPTH:
+                    waiting.extend((*way, entry) for entry in reversed(folders))
         finally:
             os.close(top)
     return sorted(found[:limit])
 
 
-def copy_tree_into(source: Path, root: Path, limit_bytes: int, limit_files: int) -> None:
+def _entries(top: int, way: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of the files and of the folders in one folder below `top`; none where it is gone or can't be read."""
+    files: list[str] = []
+    folders: list[str] = []
+    here = os.dup(top)
+    try:
+        for name in way:
+            below = os.open(name, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = below
+        with os.scandir(here) as entries:
+            for entry in entries:
+                (folders if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
+    except OSError:
+        if not way:
+            raise
+    finally:
+        os.close(here)
+    return sorted(files), sorted(folders)
+
+
+def copy_tree_into(
+    source: Path,
+    root: Path,
+    limit_bytes: int,
+    limit_files: int,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
     """Copy the folder `source` into the folder `root`: files with their modes, folders, links as links.
 
     Sockets, pipes and devices are left out, and so is `root` itself should it stand inside `source`. Raises
     `SandboxError` when there is more than the limits allow; what was copied until then is left to the caller.
+    Returns in the middle, after the file it is at, once `given_up` says so.
     """
     own = os.stat(root)
     count = size = 0
@@ -391,6 +495,8 @@ def copy_tree_into(source: Path, root: Path, limit_bytes: int, limit_files: int)
         folders[:] = [name for name in folders if not _same_file(Path(base, name), own)]
         links = [name for name in folders if os.path.islink(os.path.join(base, name))]
         for name in [*files, *links]:
+            if given_up():
+                return
             origin = Path(base, name)
             info = os.lstat(origin)
             if not stat.S_ISREG(info.st_mode) and not stat.S_ISLNK(info.st_mode):
@@ -497,6 +603,10 @@ def _walk(
             parts.extendleft(reversed(target.split("/")))
         elif is_last:
             return part
+        elif len(stack) > _MAX_DEPTH:
+            raise ToolRefusedError(
+                f"a path goes through at most {_MAX_DEPTH} folders, not so many as this one"
+            )
         else:
             stack.append(os.open(part, _FOLDER, dir_fd=stack[-1]))
     return "."

@@ -20,11 +20,16 @@ _NAME = re.compile(r"calls_(\d+)\.jsonl")
 
 
 class JournalEntry(Struct, frozen=True):
-    """One finished call of a rollout: its number, the digest of its request, and the completion as it was recorded."""
+    """One finished call of a rollout: its number, the digest of its request, and the completion as it was recorded.
+
+    `attempt` says in which attempt at the rollout it was made; one that a kill ended without a record goes on under
+    the same number.
+    """
 
     number: int
     digest: str
     completion: bytes
+    attempt: int = 1
 
 
 class _Place(Struct, frozen=True, array_like=True):
@@ -37,15 +42,17 @@ class _Line(Struct, frozen=True):
     number: int
     digest: str
     previous: _Place | None
+    attempt: int
     completion: Raw
 
 
 class _Track(Struct):
-    """All that is kept in memory for a live rollout: its last entry, and the segments it has entries in."""
+    """What is kept in memory for a live rollout: its last entry, its segments, and stored entries that are void."""
 
     number: int
     last: _Place
     segments: set[int]
+    void: tuple[_Place, ...] = ()
 
 
 class CallJournal:
@@ -82,6 +89,7 @@ class CallJournal:
                 except (msgspec.DecodeError, RecursionError):
                     continue
                 if self._follows(entry) and live(entry.rollout):
+                    self._void_from(entry.rollout, entry.number)
                     self._note(entry.rollout, entry.number, _Place(number, offset))
         self._sweep()
 
@@ -98,14 +106,18 @@ class CallJournal:
     def recall(self, rollout_id: str) -> list[JournalEntry]:
         """The calls of a rollout in order of number; where some were made anew, the later ones."""
         self._commit.write_now()
-        entries = [
-            JournalEntry(entry.number, entry.digest, bytes(entry.completion))
-            for _, entry in self._backwards(rollout_id)
-        ]
+        entries = [_entry(line) for _, line in self._backwards(rollout_id)]
         entries.reverse()
         return entries
 
-    def record(self, rollout_id: str, number: int, digest: str, completion: bytes) -> Awaitable[None]:
+    def void(self, rollout_id: str) -> list[JournalEntry]:
+        """Calls of earlier processes that later ones took the place of: paid for, and part of no conversation."""
+        track = self._tracks.get(rollout_id)
+        return [_entry(self._read(place)) for place in track.void] if track else []
+
+    def record(
+        self, rollout_id: str, number: int, digest: str, completion: bytes, attempt: int = 1
+    ) -> Awaitable[None]:
         """Write down a finished call; `completion` is one JSON value. Safe from a kill after this turn of the loop.
 
         The awaitable resolves when the entry is on disk; a caller need not wait for it. Raises `StoreError`.
@@ -113,7 +125,7 @@ class CallJournal:
         if b"\n" in completion:
             raise ValueError("a completion in the journal must be JSON without line breaks")
         file = self._file()
-        line = _Line(rollout_id, number, digest, self._before(rollout_id, number), Raw(completion))
+        line = _Line(rollout_id, number, digest, self._before(rollout_id, number), attempt, Raw(completion))
         encoded = _encoder.encode(line) + b"\n"
         written = self._commit.append_soon(file, encoded)
         self._note(rollout_id, number, _Place(self._number, self._end))
@@ -167,6 +179,12 @@ class CallJournal:
         return track.last == entry.previous or any(
             place == entry.previous for place, _ in self._backwards(entry.rollout)
         )
+
+    def _void_from(self, rollout_id: str, number: int) -> None:
+        """Note that a stored call of that number was made anew."""
+        track = self._tracks.get(rollout_id)
+        if track is not None and track.number >= number:
+            track.void += tuple(place for place, line in self._backwards(rollout_id) if line.number >= number)
 
     def _note(self, rollout_id: str, number: int, place: _Place) -> None:
         track = self._tracks.get(rollout_id)
@@ -229,6 +247,10 @@ class CallJournal:
             return []
         found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
         return sorted(int(match[1]) for match in found if match)
+
+
+def _entry(line: _Line) -> JournalEntry:
+    return JournalEntry(line.number, line.digest, bytes(line.completion), line.attempt)
 
 
 _encoder = msgspec.json.Encoder()

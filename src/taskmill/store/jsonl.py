@@ -96,10 +96,21 @@ def _has_nonfinite(root: Any) -> bool:
     return False
 
 
+def without_surrogates(text: str) -> str:
+    """`text` with each unpaired surrogate spelled out (`\\ud83d`), so that it can be sent and stored as UTF-8."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
 def _clean(value: Any, notes: dict[str, str], path: str, depth: int) -> Any:
     """`value` without what JSON can't say. `notes` gets what was taken out, by position `path` in the owning object."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+        return without_surrogates(value)
     if isinstance(value, float):
         if isfinite(value):
             return value
@@ -309,4 +320,5 @@ __all__ = [
     "is_whole",
     "lines",
     "strict_loads",
+    "without_surrogates",
 ]

@@ -33,7 +33,7 @@ CREATE TABLE planned(
     row INTEGER PRIMARY KEY, offset INTEGER, key BLOB, detail BLOB, copy INTEGER, state INTEGER, source INTEGER
 );
 CREATE TABLE stored(
-    seq INTEGER PRIMARY KEY, key BLOB, detail BLOB, copy INTEGER, state INTEGER, place TEXT, matched INTEGER
+    seq INTEGER PRIMARY KEY, key BLOB, detail BLOB, copy INTEGER, state INTEGER, matched INTEGER
 );
 CREATE TABLE pairs(row INTEGER PRIMARY KEY, seq INTEGER, state INTEGER);
 BEGIN;
@@ -70,7 +70,11 @@ class Found(NamedTuple):
 
 
 class BatchCount(NamedTuple):
-    """Rows of one batch: `recorded` have an end, `reused` of these since before this start, `discarded` too."""
+    """Rows of one batch by how they stand now.
+
+    `recorded` have an end of whatever state, failed and cancelled ones that will run again among them. Of these,
+    `reused` were done before this start, and `discarded` are discarded, before this start or since.
+    """
 
     batch: int
     recorded: int
@@ -88,7 +92,7 @@ class Ledger:
         with _told():
             self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
             self._db.executescript(_SCHEMA)
-        self._records: list[tuple[bytes, bytes, int | None, int, str]] = []
+        self._records: list[tuple[bytes, bytes, int | None, int]] = []
         self._has_stored = False
         self._marks: list[tuple[int, int]] = []
 
@@ -100,8 +104,8 @@ class Ledger:
         with _told():
             self._db.executemany("INSERT INTO planned VALUES (?, ?, ?, ?, 0, 0, NULL)", map(fields, rows))
 
-    def store(self, key: bytes, detail: bytes, rollout_id: str | None, state: str, place: str) -> None:
-        """Take in one stored record, in the order of storing. `place` says where it is stored.
+    def store(self, key: bytes, detail: bytes, rollout_id: str | None, state: str) -> None:
+        """Take in one stored record, in the order of storing.
 
         A record of a done state is a sample. Any other is an attempt: it tells how the row of its rollout id
         stands unless a sample does, and the latest attempt counts.
@@ -111,7 +115,7 @@ class Ledger:
             head, _, tail = rollout_id.rpartition("-")
             if head == detail.hex() and tail.isdecimal():
                 copy = int(tail)
-        self._records.append((key, detail, copy, _CODES[state], place))
+        self._records.append((key, detail, copy, _CODES[state]))
         if len(self._records) >= _CHUNK:
             self._write_records()
 
@@ -119,7 +123,7 @@ class Ledger:
         if self._records:
             self._has_stored = True
             with _told():
-                self._db.executemany("INSERT INTO stored VALUES (NULL, ?, ?, ?, ?, ?, 0)", self._records)
+                self._db.executemany("INSERT INTO stored VALUES (NULL, ?, ?, ?, ?, 0)", self._records)
             self._records.clear()
 
     # -- matching ---------------------------------------------------------------------------------------------
@@ -206,18 +210,18 @@ class Ledger:
 
     # -- asking -----------------------------------------------------------------------------------------------
 
-    def pending(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
-        """Rows from index `start` up to `stop` that are not done, in order, with their rollout ids.
+    def pending(self) -> Iterator[PlannedRow]:
+        """The rows that are not done, in order, with their rollout ids.
 
         Rows may be marked meanwhile; a row is looked at when its turn comes, a few hundred at a time.
         """
-        end = (1 << 62) if stop is None else stop
+        start = 0
         while True:
             with self._asked() as db:
                 rows = db.execute(
                     "SELECT row, offset, key, detail, copy FROM planned "
-                    f"WHERE row >= ? AND row < ? AND state < {_FIRST_DONE} ORDER BY row LIMIT {_CHUNK}",
-                    (start, end),
+                    f"WHERE row >= ? AND state < {_FIRST_DONE} ORDER BY row LIMIT {_CHUNK}",
+                    (start,),
                 ).fetchall()
             for index, offset, key, detail, copy in rows:
                 yield PlannedRow(index, offset, key, detail, f"{detail.hex()}-{copy}")
@@ -247,14 +251,6 @@ class Ledger:
         if found is None:
             raise KeyError(f"row {index} is not in the plan")
         return str(_STATES[found[0]])
-
-    def place(self, index: int) -> str | None:
-        """Where the record that decides a row's state was stored, if it was stored before this start."""
-        with self._asked() as db:
-            found = db.execute(
-                "SELECT place FROM planned JOIN stored ON seq = source WHERE row = ?", (index,)
-            ).fetchone()
-        return None if found is None else str(found[0])
 
     def mark(self, index: int, state: str) -> None:
         """Note that a row was recorded as `state`. `KeyError` for a state there is not."""

@@ -38,6 +38,19 @@ from taskmill.store.lock import Holder, RunLock
 
 FORMAT = 1
 _SHARD = re.compile(r"batch_(0|[1-9]\d*)\.jsonl")
+_OWN = frozenset(
+    {
+        "run.json",
+        "lock",
+        "outcomes.jsonl",
+        "sessions.jsonl",
+        "journal",
+        "workspaces",
+        "trajectories.jsonl",
+        "checkpoint.json",
+        "statistics.json",
+    }
+)
 
 
 class OpenResult(NamedTuple):
@@ -238,6 +251,15 @@ class RunDirectory:
             raise RunNotFoundError(
                 f"there is no run in {str(self.path)!r}. Give the name or the folder of a run that was started."
             )
+
+    def owns(self, path: Path) -> bool:
+        """Whether `path`, links followed, is one of the run's own files, there already or not, or the run itself."""
+        target, folder = path.resolve(), self.path.resolve()
+        if not target.is_relative_to(folder):
+            return False
+        # Some file systems take upper and lower case for the same.
+        name = "/".join(target.relative_to(folder).parts[:1]).casefold()
+        return name == "" or name in _OWN or name.endswith(".torn") or _SHARD.fullmatch(name) is not None
 
     def _read(self, path: Path) -> Iterator[tuple[int, bytes]]:
         return lines(path, whole=True) if path.exists() else iter(())

@@ -46,6 +46,11 @@ class ToolContext:
             self._sandbox = self._sandbox()
         return self._sandbox
 
+    @property
+    def setting_up(self) -> bool:
+        """Whether a tool waits for the sandbox to be set up, which has a deadline of its own."""
+        return getattr(self._sandbox, "setting_up", False)
+
     async def close(self) -> None:
         """Kill what the rollout's tools started and delete its workspace. May be called twice."""
         if not callable(self._sandbox):

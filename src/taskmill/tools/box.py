@@ -11,6 +11,7 @@ from typing import Any
 
 from taskmill.errors import ConfigurationError, SandboxError, ToolError, ToolTimeoutError, UnknownToolError
 from taskmill.records import Message, ToolCall, ToolEvent, ToolSpec
+from taskmill.store.jsonl import without_surrogates
 from taskmill.tools.arguments import parse_arguments
 from taskmill.tools.base import Tool, ToolContext, ToolResult
 from taskmill.tools.function import to_result
@@ -43,8 +44,9 @@ class ToolBox:
     """The tools offered to one rollout.
 
     Calls of one turn run side by side, at most `PARALLEL` at a time. A call of an `exclusive` tool waits for
-    those before it, runs alone, and is waited for by those after it. Each call has its tool's deadline. An
-    async function that blocks the event loop can't be interrupted by anything (see `FunctionTool`).
+    those before it, runs alone, and is waited for by those after it. Each call has its tool's deadline, which is
+    put off while the sandbox is being set up. An async function that blocks the event loop can't be interrupted by
+    anything (see `FunctionTool`).
 
     Raises `ConfigurationError` for two tools with one name.
     """
@@ -64,23 +66,17 @@ class ToolBox:
         self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in tools)
         self._limit = result_limit
 
-    async def run(self, calls: Sequence[ToolCall | None]) -> list[tuple[Message, ToolEvent]]:
+    async def run(self, calls: Sequence[ToolCall]) -> list[tuple[Message, ToolEvent]]:
         """Run the calls of one turn; answers stand in the order of the calls.
 
-        A `None` among the calls is no call and gets no answer. Raises nothing but `SandboxError` (no tool of the
-        rollout can work) and `CancelledError`, and then
-        nothing of the calls goes on, except what can't be stopped: a stuck thread, or an async tool that
-        ignores its cancellation for `GRACE` seconds.
+        Raises nothing but `SandboxError` (no tool of the rollout can work) and `CancelledError`, and then nothing
+        of the calls goes on, except what can't be stopped: a stuck thread, or an async tool that ignores its
+        cancellation for `GRACE` seconds.
         """
-        if len(calls) == 1 and calls[0] is not None:
+        if len(calls) == 1:
             return [await self._answer(calls[0])]
-        wanted = [call for call in calls if call is not None]
-        if len(wanted) < len(calls):
-            logger.warning(
-                "%d empty entries among the tool calls of a turn were skipped", len(calls) - len(wanted)
-            )
         answers: list[tuple[Message, ToolEvent]] = []
-        for group in self._groups(wanted):
+        for group in self._groups(calls):
             if len(group) == 1:
                 answers.append(await self._answer(group[0]))
                 continue
@@ -119,11 +115,7 @@ class ToolBox:
             tool = self._tools.get(call.name)
             if tool is None:
                 raise UnknownToolError(self._unknown(call.name))
-            arguments: Mapping[str, Any]
-            if isinstance(call.arguments, str):
-                arguments, note = parse_arguments(call.arguments)
-            else:
-                arguments = call.arguments or {}  # type: ignore[unreachable]
+            arguments, note = parse_arguments(call.arguments)
             result = await _within_deadline(tool, arguments, self.context)
             if not result.success:
                 kind, error = "ToolError", result.error or result.content
@@ -140,7 +132,7 @@ class ToolBox:
         seconds = perf_counter() - started
         message = Message(
             role="tool",
-            content=sayable(shortened(content, self._limit)),
+            content=without_surrogates(shortened(content, self._limit)),
             tool_call_id=call.id,
             name=call.name,
             success=error is None,
@@ -150,7 +142,7 @@ class ToolBox:
             name=call.name,
             success=error is None,
             seconds=seconds,
-            error=None if error is None else sayable(shortened(error, _ERROR_LIMIT)),
+            error=None if error is None else without_surrogates(shortened(error, _ERROR_LIMIT)),
             error_type=kind,
             note=note,
         )
@@ -182,7 +174,15 @@ async def _within_deadline(tool: Tool, arguments: Mapping[str, Any], context: To
     # The deadline must hold from outside: an async tool that swallows its cancellation would keep its caller.
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[ToolResult | None] = loop.create_future()
-    timer = loop.call_later(seconds, _set_late, answer)
+    timer = loop.call_later(seconds, lambda: ring())
+
+    def ring() -> None:
+        nonlocal timer
+        if context.setting_up:  # an image is pulled, say, which is not the time of the tool that comes first
+            timer = loop.call_later(seconds, ring)
+        elif not answer.done():
+            answer.set_result(None)
+
     task = loop.create_task(_call(tool, arguments, context, answer))
     try:
         result = await answer
@@ -195,11 +195,6 @@ async def _within_deadline(tool: Tool, arguments: Mapping[str, Any], context: To
         await _stop(task)
         raise _late(tool, seconds)
     return result
-
-
-def _set_late(answer: asyncio.Future[ToolResult | None]) -> None:
-    if not answer.done():
-        answer.set_result(None)
 
 
 def _late(tool: Tool, seconds: float) -> ToolTimeoutError:
@@ -269,14 +264,3 @@ def shortened(text: str, limit: int) -> str:
     cut = len(text) - limit
     note = f"\n[… {cut:,} of {len(text):,} characters left out here …]\n"
     return text[:head] + note + text[len(text) - tail :]
-
-
-def sayable(text: str) -> str:
-    """`text` with lone surrogates written out (`\\ud83d`), so that it can be sent and stored as UTF-8."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text

@@ -116,7 +116,7 @@ async def patch(
         absent = ", ".join(repr(name) for name, value in given.items() if value is None)
         raise ToolArgumentsError(f"argument {absent} is missing: mode replace needs it")
     before = as_text(path, await load(context.sandbox, path), exact=True)
-    after, count = patching.replace(path, before, old_string, new_string, every=replace_all)
+    after, count = await patching.replace(path, before, old_string, new_string, every=replace_all)
     await context.sandbox.write_bytes(place(context.sandbox, path), to_bytes(after))
     return f"Replaced {count} {'place' if count == 1 else 'places'} in {path}."
 

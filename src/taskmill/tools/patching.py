@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import time
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
@@ -18,11 +19,20 @@ from msgspec.structs import replace as replace_fields
 from taskmill.errors import ToolArgumentsError, ToolError, ToolRefusedError
 from taskmill.sandbox.base import Sandbox
 from taskmill.tools.files import as_text, load, place, to_bytes
+from taskmill.tools.threads import THREADS
+
+NEAREST_SECONDS = 1.0
+"""How long a place that is nearly the one asked for is looked for."""
+
+NEAREST_CHARACTERS = 4_000_000
+"""Characters of the largest text in which one is looked for."""
+
+_OFF_LOOP = 100_000  # characters of a text from which on applying a patch takes longer than a hop to a thread
 
 _UNIFIED = re.compile(r"-\d+(?:,\d+)? \+\d+(?:,\d+)?(?: @@ ?(?P<anchor>.*))?\Z")
 
 
-def replace(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[str, int]:
+async def replace(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[str, int]:
     """`text` with `old` replaced by `new`, and how often.
 
     Raises `ToolRefusedError` unless `old` stands there exactly once (or `every` and at least once), with what
@@ -36,7 +46,10 @@ def replace(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[s
         old, new = old.replace("\n", "\r\n"), new.replace("\r\n", "\n").replace("\n", "\r\n")
     count = text.count(old)
     if count == 0:
-        raise ToolRefusedError(f"old_string does not stand in {path}.{_nearest(text, old)}")
+        near = ""
+        if len(text) <= NEAREST_CHARACTERS:
+            near = await THREADS.run(_nearest, text=text, old=old, ends=time.monotonic() + NEAREST_SECONDS)
+        raise ToolRefusedError(f"old_string does not stand in {path}.{near}")
     if count > 1 and not every:
         lines: list[str] = []
         at = text.find(old)
@@ -50,16 +63,19 @@ def replace(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[s
     return text.replace(old, new), count
 
 
-def _nearest(text: str, old: str) -> str:
-    """The place that looks most like `old`: mostly a matter of blanks."""
-    wanted = [line.strip() for line in old.splitlines() if line.strip()]
+def _nearest(text: str, old: str, ends: float) -> str:
+    """The place that looks most like `old`, of those looked at until `ends`: mostly a matter of blanks."""
+    # Its first lines are enough to find it, and no more are shown.
+    wanted = [line.strip() for line in old[:10_000].splitlines() if line.strip()]
     lines = text.splitlines()
-    if not wanted or len(lines) > 20_000:
+    if not wanted:
         return ""
     best, number = 0.0, 0
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(wanted[0][:200])
     for position, line in enumerate(lines, 1):
+        if time.monotonic() > ends:
+            break
         matcher.set_seq1(line.strip()[:200])
         if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and matcher.ratio() > best:
             best, number = matcher.ratio(), position
@@ -300,7 +316,10 @@ async def apply(patch: str, sandbox: Sandbox) -> str:
             now[step.path] = None
             said.append(f"deleted {step.path}")
             continue
-        text = change(step.path, text, step.hunks)
+        if len(text) > _OFF_LOOP:
+            text = await THREADS.run(change, path=step.path, text=text, hunks=step.hunks)
+        else:
+            text = change(step.path, text, step.hunks)
         lines = [sign for hunk in step.hunks for sign, _ in hunk.lines]
         counts = f"(+{lines.count('+')} -{lines.count('-')})"
         if step.target is None or step.target == step.path:

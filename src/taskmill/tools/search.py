@@ -21,6 +21,9 @@ MOST_BYTES = 256 * 1024 * 1024
 MATCH_SECONDS = 20.0
 """Seconds a regular expression may work in one search."""
 
+LONGEST_PATTERN = 5_000
+"""Characters of a pattern: one of that length is made ready in a tenth of a second."""
+
 LONGEST_LINE = 300
 _CHUNK = 4 * 1024 * 1024
 _SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__"})
@@ -52,8 +55,10 @@ async def by_content(
     """
     import regex
 
+    _check_length(pattern)
+    flags = regex.MULTILINE | (regex.IGNORECASE if ignore_case else 0)
     try:
-        expression = regex.compile(pattern, regex.MULTILINE | (regex.IGNORECASE if ignore_case else 0))
+        expression = await THREADS.run(regex.compile, pattern=pattern, flags=flags)
     except (regex.error, RecursionError, OverflowError) as error:
         raise ToolArgumentsError(
             f"argument 'pattern': {pattern!r} is no regular expression: {error}"
@@ -138,6 +143,14 @@ def _match_all(expression: Any, texts: list[tuple[str, str]], most: int, seconds
     return found
 
 
+def _check_length(pattern: str) -> None:
+    if len(pattern) > LONGEST_PATTERN:
+        raise ToolArgumentsError(
+            f"a pattern of {len(pattern):,} characters is too long; it may have {LONGEST_PATTERN:,}. "
+            "Search for less at once."
+        )
+
+
 def glob_matcher(pattern: str, *, ignore_case: bool = False) -> Callable[[str], bool]:
     """Whether a relative path fits a glob.
 
@@ -146,6 +159,7 @@ def glob_matcher(pattern: str, *, ignore_case: bool = False) -> Callable[[str], 
     """
     if not pattern.strip():
         raise ToolArgumentsError("argument 'pattern' is blank; give a glob such as '*.py'")
+    _check_length(pattern)
     parts = pattern.removeprefix("./").strip("/").split("/")
     flags = re.IGNORECASE if ignore_case else 0
     tests = [re.compile(fnmatch.translate(re.sub(r"\*+", "*", part)), flags) for part in parts]

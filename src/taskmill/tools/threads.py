@@ -53,13 +53,14 @@ class _Job:
 class _Desk:
     """What one event loop has handed over and not yet got back."""
 
-    __slots__ = ("done", "loop", "signalled", "waiting", "woken")
+    __slots__ = ("called", "done", "loop", "signalled", "waiting", "watched")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.waiting: deque[_Job] = deque()
         self.done: deque[tuple[_Job, Any, BaseException | None]] = deque()
-        self.woken = 0
+        self.called = False
+        self.watched = False
         self.signalled = False
 
     def collect(self) -> None:
@@ -113,9 +114,10 @@ class DaemonThreads:
             desk = self._desks[loop] = _Desk(loop)
         future: asyncio.Future[T] = loop.create_future()
         job = _Job(desk, future, copy_context(), function, kwargs)
-        if not desk.waiting:
-            loop.call_soon(self._hand_over, desk, 1)
         desk.waiting.append(job)
+        if not desk.called:
+            desk.called = True
+            loop.call_soon(self._hand_over, desk)
         try:
             return await future
         except asyncio.CancelledError:
@@ -126,17 +128,26 @@ class DaemonThreads:
                     self._abandoned += 1
             raise
 
-    def _hand_over(self, desk: _Desk, threads: int) -> None:
-        """Wake so many threads for the calls that wait, and look again in a moment."""
-        waiting = len(desk.waiting)
-        if not waiting:
-            return
-        for _ in range(min(threads, waiting)):
+    def _hand_over(self, desk: _Desk) -> None:
+        """Wake a thread for the calls of this turn of the loop, and look after them in a moment."""
+        desk.called = False
+        self._wake(desk, 1)
+        if not desk.watched:
+            desk.watched = True
+            desk.loop.call_later(_PATIENCE, self._look_again, desk, 2)
+
+    def _look_again(self, desk: _Desk, threads: int) -> None:
+        """As long as calls wait, whatever the threads woken so far are stuck in, wake more."""
+        desk.watched = bool(desk.waiting)
+        if desk.watched:
+            self._wake(desk, threads)
+            desk.loop.call_later(_PATIENCE, self._look_again, desk, threads * 2)
+
+    def _wake(self, desk: _Desk, threads: int) -> None:
+        for _ in range(min(threads, len(desk.waiting))):
             with self._lock:
                 inbox = self._idle.pop() if self._idle else None
             (inbox or self._start()).put(desk)
-        if waiting > 1 or threads > 1:
-            desk.loop.call_later(_PATIENCE, self._hand_over, desk, threads * 2)
 
     def _start(self) -> queue.SimpleQueue[_Desk]:
         inbox: queue.SimpleQueue[_Desk] = queue.SimpleQueue()

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from taskmill.errors import ConfigurationError, ToolError, ToolRefusedError, ToolTimeoutError
+from taskmill.models.redaction import redactor
 from taskmill.tools.base import Tool
 from taskmill.tools.function import tool
 
@@ -20,6 +21,7 @@ ATTEMPTS = 3
 LONGEST_WAIT = 10.0
 """Seconds to wait at most before another attempt, whatever the provider asks for."""
 
+LARGEST_ERROR = 64 * 1024
 LARGEST_ANSWER = 16 * 1024 * 1024
 LONGEST_PAGE = 20_000
 """Characters of one page; a page of which that is not enough is cut, and it is said."""
@@ -255,7 +257,8 @@ async def _post(
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
         for attempt in range(ATTEMPTS):
             try:
-                async with session.post(url, json=body, headers=headers) as response:
+                # Redirects are not followed: the key is meant for this address only.
+                async with session.post(url, json=body, headers=headers, allow_redirects=False) as response:
                     data = await response.content.read(LARGEST_ANSWER + 1)
                     while not response.content.at_eof() and len(data) <= LARGEST_ANSWER:
                         data += await response.content.read(LARGEST_ANSWER + 1 - len(data))
@@ -289,7 +292,11 @@ def _decoded(provider: Provider, data: bytes) -> Any:
 
 
 def _refusal(provider: Provider, status: int, data: bytes, key: str) -> ToolError:
-    said = " ".join(data[:300].decode(errors="replace").replace(key, "[key]").split())
+    # Redacted before it is cut, or half a key could stand at the end.
+    text = redactor([key])(data[:LARGEST_ERROR].decode(errors="replace"))
+    said = " ".join(text[:300].split())
+    if 300 <= status < 400:
+        return ToolError(f"{provider.name} redirects (HTTP {status}) and is not followed; check its base_url")
     if status in (401, 403):
         return ToolError(f"{provider.name} refuses the key (HTTP {status}); check {provider.key_variable}")
     return ToolError(f"{provider.name} answered HTTP {status}: {said}")
