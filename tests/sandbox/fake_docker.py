@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HOME = Path(os.environ["FAKE_DOCKER"])
@@ -38,6 +39,8 @@ def main(arguments: list[str]) -> int:
 
 def run(rest: list[str]) -> int:
     *options, image, _ = rest
+    while (HOME / "pulling").exists():
+        time.sleep(0.01)
     if image != "good:1":
         print(f"Unable to find image '{image}' locally", file=sys.stderr)
         print(f"docker: Error response from daemon: pull access denied for {image}.", file=sys.stderr)

@@ -131,6 +131,35 @@ async def test_an_image_there_is_not_is_asked_for_once(docker, sandboxes):
     assert len(docker.calls("run")) == 1
 
 
+async def test_who_gives_up_waiting_for_an_image_neither_stops_nor_repeats_the_pull(docker, sandboxes):
+    (docker.home / "pulling").touch()
+    sandbox = sandboxes(image="good:1")
+    first = asyncio.ensure_future(sandbox.run("true", timeout=30))
+    while not docker.calls("run"):
+        await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait([first])
+    later = asyncio.ensure_future(sandbox.run("echo later", timeout=30))
+    await asyncio.sleep(0)
+    assert sandbox.setting_up
+    (docker.home / "pulling").unlink()
+    assert (await later).output == "later\n"
+    assert len(docker.calls("run")) == 1
+
+
+async def test_closing_while_an_image_is_pulled_ends_the_pull(docker, sandboxes, tmp_path):
+    (docker.home / "pulling").touch()
+    sandbox = sandboxes(image="good:1")
+    waiting = asyncio.ensure_future(sandbox.run("true", timeout=30))
+    while not docker.calls("run"):
+        await asyncio.sleep(0.01)
+    await sandbox.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await waiting
+    assert docker.containers() == []
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+
+
 @pytest.mark.parametrize("image", ["--privileged", "-v/:/host", "", "a b", "x\n"])
 def test_an_image_is_never_taken_for_an_option(docker, sandboxes, image):
     with pytest.raises(SandboxError, match="image"):

@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 
 from taskmill.errors import SandboxError, StorageFullError, ToolRefusedError
+from taskmill.store.beneath import list_beneath, read_beneath, remove_beneath, write_beneath
 from taskmill.store.files import (
     AppendFile,
     append_shared,
     copy_tree_into,
-    list_beneath,
     make_directory,
-    read_beneath,
     remove,
-    remove_beneath,
     remove_tree,
     replace,
     replacing,
-    write_beneath,
 )
 
 ROWS = [b'{"n":0}\n', '{"t":"é😀"}\n'.encode(), b'{"n":[1,{"x":"\\u0000"}]}\n']

@@ -64,8 +64,8 @@ def batch(
 ) -> int:
     """Run a file of prompts into trajectories.
 
-    Every option but --config may stand in the TOML file as well, under the name it has in Python
-    (`batch_size = 8`); the command line wins. Model, endpoint and key come from the options, else from
+    Settings may stand in the TOML file as well, under the names they have in Python (`batch_size = 8`);
+    the command line wins. Model, endpoint and key come from the options, else from
     MODEL_ID, MODEL_BASE_URL, MODEL_API_KEY (or OPENAI_BASE_URL, OPENAI_API_KEY), else from the file; where
     none names a model, the embedded one answers.
 
@@ -95,6 +95,10 @@ def batch(
         Only the first so many usable rows.
     max_tokens
         Tokens of one answer.
+    temperature
+        How freely the model samples; 0 is greedy, unset is the model's own way.
+    top_p
+        Sample from the likeliest tokens of so much probability; unset is the model's own way.
     reasoning_effort
         none, minimal, low, medium, high, xhigh or max.
     no_reasoning

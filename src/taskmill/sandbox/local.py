@@ -22,7 +22,7 @@ from taskmill.sandbox.leftovers import kill_marked
 from taskmill.sandbox.output import Output
 from taskmill.sandbox.setup import SetUp
 from taskmill.sandbox.threads import in_thread
-from taskmill.store import files
+from taskmill.store import beneath, files
 
 logger = logging.getLogger(__name__)
 
@@ -169,24 +169,24 @@ class LocalSandbox:
     async def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
         """The bytes of a regular file of the workspace."""
         await self._made()
-        return files.read_beneath(self._place.workspace, self._relative(path), limit, alias=self._root)
+        return beneath.read_beneath(self._place.workspace, self._relative(path), limit, alias=self._root)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, making its folders."""
         await self._made()
-        files.write_beneath(self._place.workspace, self._relative(path), data, alias=self._root)
+        beneath.write_beneath(self._place.workspace, self._relative(path), data, alias=self._root)
 
     async def remove(self, path: str) -> None:
         """Remove a file or a folder of the workspace."""
         await self._made()
         place = self._place.workspace
-        await in_thread(files.remove_beneath, place, self._relative(path), alias=self._root)
+        await in_thread(beneath.remove_beneath, place, self._relative(path), alias=self._root)
 
     async def list_files(self, path: str = ".", *, limit: int = 10_000) -> list[str]:
         """Files under `path`, relative to it, sorted."""
         await self._made()
         place = self._place.workspace
-        return await in_thread(files.list_beneath, place, self._relative(path), limit, alias=self._root)
+        return await in_thread(beneath.list_beneath, place, self._relative(path), limit, alias=self._root)
 
     def _relative(self, path: str) -> str:
         """A path as the task says it, from the workspace on. What leads out by `..` or a link is found later."""

@@ -1,7 +1,8 @@
-"""The only module that opens a file for writing.
+"""Files as the store writes them. Outside this room nobody opens a file for writing.
 
-Three ways to write, each with a promise: `AppendFile` (a row is whole or not there), `replace` (old or new, never
-a mixture), and the `*_beneath` functions (no path, and no link on its way, leads out of a folder).
+Two ways to write, each with a promise: `AppendFile` (a row is whole or not there) and `replace` (old or new, never
+a mixture). Besides, whole trees: copied within limits, removed whatever is in them. Folders that others may fill
+with traps are `taskmill.store.beneath`'s.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import os
 import shutil
 import stat
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from taskmill.errors import SandboxError, StorageFullError, ToolRefusedError
+from taskmill.errors import SandboxError, StorageFullError
 from taskmill.store.jsonl import is_whole
 
 _BLOCK = 1 << 20
 _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _serial = itertools.count()
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a folder is opened by its name: never through a link."""
 
 
 class Repair(NamedTuple):
@@ -158,7 +159,7 @@ def repair_end(path: Path) -> Repair | None:
         aside = path.with_name(path.name + ".torn")
         aside_fd = os.open(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _write_all(aside_fd, end + b"\n")
+            write_all(aside_fd, end + b"\n")
             os.fsync(aside_fd)
         finally:
             os.close(aside_fd)
@@ -237,7 +238,7 @@ def append_shared(path: Path, line: bytes) -> None:
         try:
             size = os.fstat(fd).st_size
             unended = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            _write_all(fd, b"\n" + line if unended else line)
+            write_all(fd, b"\n" + line if unended else line)
             _datasync(fd)
         finally:
             os.close(fd)
@@ -258,7 +259,8 @@ def _keep_owner(fd: int, target: Path) -> None:
             os.fchown(fd, old.st_uid, old.st_gid)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, in as many writes as it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -314,12 +316,12 @@ def remove_tree(path: Path) -> None:
         return
     parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _remove_folder(path.name, parent)
+        remove_folder(path.name, parent)
     finally:
         os.close(parent)
 
 
-def _remove_folder(name: str, parent: int) -> None:
+def remove_folder(name: str, parent: int) -> None:
     """Remove a folder step by step, with one descriptor at a time: what is below, then the way back up."""
     here = _open_to_empty(name, parent)
     above: list[tuple[tuple[int, int], list[str]]] = []  # which folder it is, and what it still holds
@@ -331,7 +333,7 @@ def _remove_folder(name: str, parent: int) -> None:
                 next_one = _open_to_empty(inside[-1], here)
                 above.append((_identity(here), inside))
             else:
-                next_one = os.open("..", _FOLDER, dir_fd=here)
+                next_one = os.open("..", FOLDER, dir_fd=here)
             os.close(here)
             here = next_one
             if going_down:
@@ -362,18 +364,18 @@ def _remove_files(folder: int) -> list[str]:
 def _open_to_empty(name: str, parent: int) -> int:
     """A folder's descriptor; its mode lets the owner remove what is in it from then on."""
     try:
-        fd = os.open(name, _FOLDER, dir_fd=parent)
+        fd = os.open(name, FOLDER, dir_fd=parent)
     except PermissionError:
         # A mode is changed through a descriptor, never by name, which could have become a link.
         if sys.platform == "linux":
-            handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)
+            handle = os.open(name, FOLDER | os.O_PATH, dir_fd=parent)
             try:
                 os.chmod(f"/proc/self/fd/{handle}", 0o700)
             finally:
                 os.close(handle)
         else:
             os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
-        fd = os.open(name, _FOLDER, dir_fd=parent)
+        fd = os.open(name, FOLDER, dir_fd=parent)
     if os.fstat(fd).st_mode & 0o700 != 0o700:
         with suppress(OSError):  # another's folder, or a file system without modes: removing will tell
             os.fchmod(fd, 0o700)
@@ -383,95 +385,6 @@ def _open_to_empty(name: str, parent: int) -> int:
 def _identity(fd: int) -> tuple[int, int]:
     info = os.fstat(fd)
     return info.st_dev, info.st_ino
-
-
-# -- inside a folder that others may fill with traps ----------------------------------------------------------
-
-_MAX_LINKS = 40
-_MAX_DEPTH = 128  # folders of a path that are held open on the way
-_MAX_FOLDERS = 100_000
-
-
-def read_beneath(root: Path, relative: str, limit: int | None = None, *, alias: str | None = None) -> bytes:
-    """The bytes of a regular file under `root`, at most the first `limit`.
-
-    Links are followed as long as they stay inside; `alias` is where those who make links see `root`. Raises
-    `ToolRefusedError` for whatever leads out and for what is no regular file, `FileNotFoundError` (and its like)
-    with the path as it was given.
-    """
-    with _beneath(root, relative, alias=alias) as (folder, name), _named(relative):
-        fd = _open_regular(folder, name, os.O_RDONLY, relative)
-        with open(fd, "rb") as file:
-            return file.read() if limit is None else file.read(limit)
-
-
-def write_beneath(root: Path, relative: str, data: bytes, *, alias: str | None = None) -> None:
-    """Write a regular file under `root`, making the folders on the way. Links and errors as in `read_beneath`."""
-    with _beneath(root, relative, make=True, alias=alias) as (folder, name), _named(relative):
-        fd = _open_regular(folder, name, os.O_WRONLY | os.O_CREAT, relative)
-        try:
-            os.ftruncate(fd, 0)
-            _write_all(fd, data)
-        finally:
-            os.close(fd)
-
-
-def remove_beneath(root: Path, relative: str, *, alias: str | None = None) -> None:
-    """Remove a file, a link (not what it points to), or a folder with all in it. Raises like `read_beneath`."""
-    with _beneath(root, relative, follow_last=False, alias=alias) as (folder, name), _named(relative):
-        if name == ".":
-            raise ToolRefusedError(f"{relative!r} is the workspace itself, which can't be removed")
-        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            _remove_folder(name, folder)
-        else:
-            os.unlink(name, dir_fd=folder)
-
-
-def list_beneath(
-    root: Path, relative: str = ".", limit: int = 10_000, *, alias: str | None = None
-) -> list[str]:
-    """Files under a folder (links by their own name, not followed), relative to it, sorted; the first `limit`.
-
-    What lies more than `_MAX_DEPTH` folders deep is left out, and so is what follows the first `_MAX_FOLDERS`
-    folders, so that a listing ends whatever a task has made.
-    """
-    found: list[str] = []
-    with _beneath(root, relative, alias=alias) as (folder, name), _named(relative):
-        top = os.open(name, _FOLDER, dir_fd=folder)
-        try:
-            waiting: list[tuple[str, ...]] = [()]
-            for _ in range(_MAX_FOLDERS):
-                if not waiting or len(found) >= limit:
-                    break
-                way = waiting.pop()
-                files, folders = _entries(top, way)
-                found.extend("/".join((*way, entry)) for entry in files)
-                if len(way) < _MAX_DEPTH:
-                    waiting.extend((*way, entry) for entry in reversed(folders))
-        finally:
-            os.close(top)
-    return sorted(found[:limit])
-
-
-def _entries(top: int, way: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names of the files and of the folders in one folder below `top`; none where it is gone or can't be read."""
-    files: list[str] = []
-    folders: list[str] = []
-    here = os.dup(top)
-    try:
-        for name in way:
-            below = os.open(name, _FOLDER, dir_fd=here)
-            os.close(here)
-            here = below
-        with os.scandir(here) as entries:
-            for entry in entries:
-                (folders if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
-    except OSError:
-        if not way:
-            raise
-    finally:
-        os.close(here)
-    return sorted(files), sorted(folders)
 
 
 def copy_tree_into(
@@ -514,114 +427,3 @@ def copy_tree_into(
 def _same_file(path: Path, info: os.stat_result) -> bool:
     other = os.lstat(path)
     return (other.st_dev, other.st_ino) == (info.st_dev, info.st_ino)
-
-
-def _open_regular(folder: int, name: str, flags: int, relative: str) -> int:
-    try:
-        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
-            raise ToolRefusedError(f"{relative!r} is not a regular file") from None
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        if name == "." or stat.S_ISDIR(os.stat(name, dir_fd=folder).st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), relative)
-        raise ToolRefusedError(f"{relative!r} is not a regular file")
-    return fd
-
-
-@contextmanager
-def _named(relative: str) -> Iterator[None]:
-    """Errors name the path as it was asked for, not the component that a descriptor was opened by."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise type(error)(error.errno, error.strerror, relative) from None
-
-
-@contextmanager
-def _beneath(
-    root: Path, relative: str, *, make: bool = False, follow_last: bool = True, alias: str | None = None
-) -> Iterator[tuple[int, str]]:
-    """Walk to `relative` one component at a time; gives the folder's descriptor and the last name in it.
-
-    No component is opened through a link, so a link swapped in meanwhile is an error and never a way out.
-    """
-    if "\0" in relative or not _encodable(relative):
-        raise ToolRefusedError(f"{relative!r} can't be the name of a file")
-    outside = f"{relative!r} is outside the workspace"
-    if relative.startswith("/"):
-        raise ToolRefusedError(outside)
-    with _named(relative):
-        stack = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-    try:
-        seen_as = (str(root), os.path.realpath(root) if alias is None else alias)
-        with _named(relative):
-            name = _walk(stack, deque(relative.split("/")), seen_as, outside, make, follow_last)
-        yield stack[-1], name
-    finally:
-        for fd in stack:
-            os.close(fd)
-
-
-def _walk(
-    stack: list[int], parts: deque[str], roots: Sequence[str], outside: str, make: bool, follow_last: bool
-) -> str:
-    links = 0
-    while parts:
-        part = parts.popleft()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            if len(stack) == 1:
-                raise ToolRefusedError(outside)
-            os.close(stack.pop())
-            continue
-        is_last = not any(rest not in ("", ".") for rest in parts)
-        try:
-            mode = os.stat(part, dir_fd=stack[-1], follow_symlinks=False).st_mode
-        except FileNotFoundError:
-            if is_last:
-                return part
-            if not make:
-                raise
-            with suppress(FileExistsError):
-                os.mkdir(part, dir_fd=stack[-1])
-            mode = stat.S_IFDIR
-        if stat.S_ISLNK(mode) and (follow_last or not is_last):
-            links += 1
-            if links > _MAX_LINKS:
-                raise ToolRefusedError(f"{outside}: too many links on the way")
-            target = os.readlink(part, dir_fd=stack[-1])
-            if target.startswith("/"):
-                target = _inside(target, roots, outside)
-                while len(stack) > 1:
-                    os.close(stack.pop())
-            parts.extendleft(reversed(target.split("/")))
-        elif is_last:
-            return part
-        elif len(stack) > _MAX_DEPTH:
-            raise ToolRefusedError(
-                f"a path goes through at most {_MAX_DEPTH} folders, not so many as this one"
-            )
-        else:
-            stack.append(os.open(part, _FOLDER, dir_fd=stack[-1]))
-    return "."
-
-
-def _inside(target: str, roots: Sequence[str], outside: str) -> str:
-    for known in roots:
-        if target == known or target.startswith(f"{known}/"):
-            return target[len(known) + 1 :]
-    raise ToolRefusedError(outside)
-
-
-def _encodable(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
