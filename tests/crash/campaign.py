@@ -126,12 +126,13 @@ async def _one_batch(
     dataset.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
     script = Endpoint(dice)
     rows: set[int] = set()
+    acknowledged = 0
     # A batch that is always killed would never end: after so many children one may run through.
     patience = PATIENCE
     async with FakeEndpoint(script) as endpoint:
         while True:
             killing = patience > 0 and result.kills < kills
-            script.refusing = patience > PATIENCE // 2
+            script.refusing = killing and patience > PATIENCE // 2
             job = {
                 "dataset": str(dataset),
                 "directory": str(directory),
@@ -151,7 +152,7 @@ async def _one_batch(
             for line in said:
                 if line[0] == "call":
                     script.forbidden.add(line[1])
-                    result.acknowledged_calls += 1
+                    acknowledged += 1
                 elif line[0] == "row" and line[2] != "failed":
                     rows.add(line[1])
                     result.acknowledged_rows += 1
@@ -165,9 +166,10 @@ async def _one_batch(
             if result.faults or (finished and not killing):
                 break
         result.calls += sum(script.asked.values())
+        result.acknowledged_calls += acknowledged
         result.faults += script.faults
     if not result.faults:
-        result.faults += _check(directory, script, rows)
+        result.faults += _check(directory, script, rows, acknowledged)
 
 
 async def _one_child(
@@ -224,7 +226,7 @@ def _missing(directory: Path, rows: set[int]) -> list[str]:
     return [f"row {index} was acknowledged and is missing" for index in sorted(rows - stored)]
 
 
-def _check(directory: Path, script: Endpoint, rows: set[int]) -> list[str]:
+def _check(directory: Path, script: Endpoint, rows: set[int], acknowledged: int) -> list[str]:
     stored = Counter(row["prompt_index"] for row in _stored(directory))
     faults = [f"row {index} is stored {count} times" for index, count in stored.items() if count != 1]
     faults += [f"row {index} is missing" for index in range(len(prompts())) if index not in stored]
@@ -238,7 +240,11 @@ def _check(directory: Path, script: Endpoint, rows: set[int]) -> list[str]:
     merged = (directory / "crash" / "trajectories.jsonl").read_bytes().splitlines()
     if len(merged) != len(prompts()) - plain:
         faults.append(f"trajectories.jsonl has {len(merged)} rows, not {len(prompts()) - plain}")
-    # What the bill says is what the endpoint answered and nobody lost: at least the calls of every row.
-    if statistics["api_calls"] < TURNS * len(prompts()):
-        faults.append(f"the bill has {statistics['api_calls']} calls for {len(prompts())} rows of {TURNS}")
+    # Each call whose answer was acknowledged is in the bill, and none that was not asked for. (Between them are
+    # calls that a kill took before their answer was written.)
+    if not acknowledged <= statistics["api_calls"] <= sum(script.asked.values()):
+        faults.append(
+            f"the bill has {statistics['api_calls']} calls; {acknowledged} were acknowledged, "
+            f"{sum(script.asked.values())} asked for"
+        )
     return faults

@@ -336,8 +336,8 @@ class TestLimits:
             running = embedded._servers[model._key]
             ask = model._client.complete
 
-            def ask_without_end(request: Request, *, extra_body: dict[str, object]) -> object:
-                return ask(request, extra_body={**extra_body, "ignore_eos": True})
+            def ask_without_end(request: Request, *, extra_body: dict[str, object], **rest: object) -> object:
+                return ask(request, extra_body={**extra_body, "ignore_eos": True}, **rest)
 
             async with asyncio.timeout(60):
                 with monkeypatch.context() as patched:

@@ -51,10 +51,11 @@ def read_sessions(directory: RunDirectory) -> list[Session]:
     return sessions
 
 
-def session_seconds(sessions: Iterable[Session]) -> float:
+def session_seconds(sessions: Iterable[Session], last_write: datetime | None = None) -> float:
     """Seconds the run was worked on, all sessions together.
 
-    A session that was killed has no end of its own; the next one's start says when its last byte was written.
+    A session that was killed has no end of its own; the next one's start says when its last byte was written,
+    and of the last one `last_write` does.
     """
     total = 0.0
     started: datetime | None = None
@@ -66,4 +67,6 @@ def session_seconds(sessions: Iterable[Session]) -> float:
         elif started is not None:
             total += max(0.0, (session.at - started).total_seconds())
             started = None
+    if started is not None and last_write is not None:
+        total += max(0.0, (last_write - started).total_seconds())
     return total

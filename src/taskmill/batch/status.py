@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from taskmill.batch.finish import last_write
 from taskmill.batch.sessions import Session, read_sessions, session_seconds
 from taskmill.engine.dataset import index_rows
 from taskmill.engine.recall import recall
@@ -87,7 +89,7 @@ async def status_of(path: Path) -> RunStatus:
             calls=totals.calls,
             usage=totals.usage,
             cost=None if totals.calls and totals.unpriced_calls == totals.calls else totals.cost,
-            seconds=session_seconds(sessions),
+            seconds=session_seconds(sessions, _last_write(path)),
             sessions=sum(session.event == "start" for session in sessions),
             failures=_failures(directory, ledger),
             in_flight=_in_flight(directory, ledger),
@@ -105,6 +107,11 @@ def _plan(ledger: Ledger, config: dict[str, object]) -> str:
     limit = config.get("max_samples")
     ledger.plan(index_rows(dataset, limit=limit if isinstance(limit, int) else None))
     return ""
+
+
+def _last_write(path: Path) -> datetime | None:
+    moment = last_write(path)
+    return None if moment is None else datetime.fromisoformat(moment)
 
 
 def _activity(directory: RunDirectory, sessions: list[Session]) -> str:

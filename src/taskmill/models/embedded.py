@@ -36,6 +36,7 @@ from taskmill.models.catalog import HOW_TO_INSTALL, embedded_weights, runtime_is
 from taskmill.models.endpoint import EndpointModel, Timeouts
 from taskmill.models.grammar import Bounds, Calling, turn_grammar
 from taskmill.models.plainchat import Room, as_plain_messages, read_turn
+from taskmill.models.streamed import STREAM, whole_answer
 from taskmill.records import Message
 
 DEFAULT_MAX_TOKENS = 256
@@ -141,7 +142,7 @@ class EmbeddedModel:
         thoughts = how_many_thoughts(request.reasoning)
         bounds = Bounds(thoughts=thoughts) if self._led else replace(OWN_BOUNDS, thoughts=4 * thoughts)
         guided = calling != "never" or bounds.thoughts > 0
-        extra: dict[str, Any] = {"cache_prompt": True}
+        extra: dict[str, Any] = {"cache_prompt": True, **STREAM}
         if guided and self._led:
             extra.update(UNREPEATED)
         if guided:
@@ -154,7 +155,7 @@ class EmbeddedModel:
             )
             plain = Request(tuple(messages), sampling=sampling)
             try:
-                completion = await client.complete(plain, extra_body=extra)
+                completion = await client.complete(plain, extra_body=extra, unpack=whole_answer)
             except ContextWindowError as error:
                 too_long = error
             else:

@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -126,17 +126,25 @@ class EndpointModel:
         """What kind of endpoint this was taken for."""
         return self._family
 
-    async def complete(self, request: Request, *, extra_body: Mapping[str, Any] | None = None) -> Completion:
+    async def complete(
+        self,
+        request: Request,
+        *,
+        extra_body: Mapping[str, Any] | None = None,
+        unpack: Callable[[bytes], bytes] | None = None,
+    ) -> Completion:
         """Send one request and read its answer; the errors are those of `taskmill.errors.ModelError`.
 
-        `extra_body` holds fields only this server knows (the embedded model's grammar).
+        `extra_body` holds fields only this server knows (the embedded model's grammar), `unpack` makes the usual
+        body of what such fields have it answer.
         """
         without = self._without
         while True:
             body = encode_request(request, self._name, self._family, without, extra_body)
             started = time.perf_counter()
             try:
-                completion = self._decode(await self._post(body))
+                raw = await self._post(body)
+                completion = self._decode(raw if unpack is None else unpack(raw))
             except BadRequestError as error:
                 field = self._refused_field(error, request, without)
                 if field is None:
