@@ -223,7 +223,7 @@ def test_a_file_with_what_cannot_be_meant_is_refused_and_names_it(
         ({}, {"MODEL_ID": "m", "MODEL_API_KEY": "K-e"}, "", ("m", "K-e")),
     ],
 )
-@pytest.mark.parametrize("address", ["MODEL_BASE_URL", "OPENAI_BASE_URL", "file", "option"])
+@pytest.mark.parametrize("address", ["MODEL_BASE_URL", "option", "file"])
 def test_model_address_and_key_come_from_options_then_the_environment_then_the_file(
     place: Place,
     taskmill: Command,
