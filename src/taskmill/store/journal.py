@@ -105,6 +105,8 @@ class CallJournal:
 
     def recall(self, rollout_id: str) -> list[JournalEntry]:
         """The calls of a rollout in order of number; where some were made anew, the later ones."""
+        if rollout_id not in self._tracks:
+            return []
         self._commit.write_now()
         entries = [_entry(line) for _, line in self._backwards(rollout_id)]
         entries.reverse()
