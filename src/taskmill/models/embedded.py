@@ -132,8 +132,13 @@ class EmbeddedModel:
         running = await asyncio.to_thread(_server, self._key)
         # Another call may have connected meanwhile.
         if self._client is None:
+            # Its server ends a kept connection without a word; on the loopback a new one costs next to nothing.
             self._client = EndpointModel(
-                self._name, base_url=f"{running.address}/v1", api_key=running.api_key, timeout=TIMEOUTS
+                self._name,
+                base_url=f"{running.address}/v1",
+                api_key=running.api_key,
+                timeout=TIMEOUTS,
+                keep_alive=False,
             )
         return self._client
 

@@ -88,15 +88,22 @@ class Timeouts(Struct, frozen=True):
 class EndpointModel:
     """The model `name` at the OpenAI-style endpoint `base_url` (the part before `/chat/completions`).
 
-    Connections are kept and unlimited in number: how many calls are under way is the callers' matter and
+    Connections are kept, unless `keep_alive` is false, and unlimited in number: how many calls are under way is the callers' matter and
     `AdaptiveLimit`'s. Proxies of the environment are used, except towards this machine. Redirects are not
     followed, so the key goes nowhere it was not meant for. Raises `ConfigurationError` for what can't be meant.
     """
 
     def __init__(
-        self, name: str, *, base_url: str, api_key: str | None = None, timeout: Timeouts | None = None
+        self,
+        name: str,
+        *,
+        base_url: str,
+        api_key: str | None = None,
+        timeout: Timeouts | None = None,
+        keep_alive: bool = True,
     ) -> None:
         self._name = name
+        self._keep_alive = keep_alive
         self._timeouts = timeout or Timeouts()
         self._key = (api_key or "").strip()
         if not self._key.isascii() or not self._key.isprintable() or " " in self._key:
@@ -253,7 +260,7 @@ class EndpointModel:
             if self._key:
                 headers[hdrs.AUTHORIZATION] = f"Bearer {self._key}"
             self._loop = loop
-            self._session = session = open_session(headers)
+            self._session = session = open_session(headers, keep_alive=self._keep_alive)
             self._deadlines = deadlines = Deadlines(loop, self._patience)
         return session, deadlines
 

@@ -125,10 +125,14 @@ def used_kept_connection() -> bool:
     return _kept.get()
 
 
-def open_session(headers: CIMultiDict[str]) -> aiohttp.ClientSession:
-    """A session that keeps its connections, makes as many as it is asked for, and never reads the environment."""
+def open_session(headers: CIMultiDict[str], *, keep_alive: bool = True) -> aiohttp.ClientSession:
+    """A session that makes as many connections as it is asked for, and never reads the environment.
+
+    It keeps its connections, or with `keep_alive` false makes one for each request.
+    """
+    keeping: dict[str, Any] = {"keepalive_timeout": 30.0} if keep_alive else {"force_close": True}
     return aiohttp.ClientSession(
-        connector=_Connector(limit=0, limit_per_host=0, keepalive_timeout=30.0, ttl_dns_cache=300),
+        connector=_Connector(limit=0, limit_per_host=0, ttl_dns_cache=300, **keeping),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         trust_env=False,
