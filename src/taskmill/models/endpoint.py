@@ -89,8 +89,9 @@ class EndpointModel:
     """The model `name` at the OpenAI-style endpoint `base_url` (the part before `/chat/completions`).
 
     Connections are kept, unless `keep_alive` is false, and unlimited in number: how many calls are under way is
-    the callers' matter and `AdaptiveLimit`'s. Proxies of the environment are used, except towards this machine. Redirects are not
-    followed, so the key goes nowhere it was not meant for. Raises `ConfigurationError` for what can't be meant.
+    the callers' matter and `AdaptiveLimit`'s. Proxies of the environment are used, except towards this machine.
+    Redirects are not followed, so the key goes nowhere it was not meant for. Raises `ConfigurationError` for
+    what can't be meant.
     """
 
     def __init__(
