@@ -168,7 +168,7 @@ class BatchRunner:
 
         rows = index_rows(self.settings.dataset_file, limit=self.settings.max_samples, on_skip=skip)
         while chunk := list(itertools.islice(rows, YIELD_EVERY)):
-            ledger.plan(chunk)
+            ledger.plan(row for row in chunk if row is not None)
             await asyncio.sleep(0)
         if skipped > SHOWN_SKIPS:
             self.progress.tell("warning", message=f"{skipped - SHOWN_SKIPS:,} more lines are skipped")

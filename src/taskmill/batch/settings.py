@@ -14,6 +14,7 @@ from taskmill.errors import ConfigurationError
 from taskmill.models.base import Effort, Reasoning, Sampling
 from taskmill.models.families import routing
 from taskmill.records import Message
+from taskmill.store.jsonl import content_hash
 
 POLICY_FIELDS = frozenset(
     {
@@ -145,6 +146,10 @@ class BatchSettings(_Strict):
             mode="json",
             exclude={"verbose", "log_prefix_chars", "output_dir", "sync", "call_timeout", "max_attempts"},
         )
+        # Enough to know at a resume whether they are the same, and nothing of what they say.
+        for name in ("ephemeral_system_prompt", "prefill_messages"):
+            if shown[name]:
+                shown[name] = f"blake2b:{content_hash(shown[name]).hex()}"
         return shown | also
 
 

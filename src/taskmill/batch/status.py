@@ -105,7 +105,8 @@ def _plan(ledger: Ledger, config: dict[str, object]) -> str:
     if not dataset.is_file():
         return f"the dataset {str(dataset)!r} is not there, so what is left to do is not known"
     limit = config.get("max_samples")
-    ledger.plan(index_rows(dataset, limit=limit if isinstance(limit, int) else None))
+    rows = index_rows(dataset, limit=limit if isinstance(limit, int) else None)
+    ledger.plan(row for row in rows if row is not None)
     return ""
 
 

@@ -15,7 +15,8 @@ def event_line(event: Mapping[str, Any], *, verbose: bool) -> str | None:
         case "warning" | "note":
             return f"{event['event']}: {event['message']}"
         case "first_error":
-            return f"row {event['prompt_index']} failed, the first: {event['type']}: {event['message']}"
+            message = " ".join(event["message"].split())
+            return f"row {event['prompt_index']} failed, the first: {event['type']}: {message}"
         case "recorded" if verbose:
             return (
                 f"row {event['prompt_index']}: {event['state']} ({event['reason']}), {event['calls']} calls, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,6 +196,8 @@ def batch(
     try:
         if not json:
             say(f"model: {endpoint.source}")
+        # An interrupt in this very moment is answered below; Python's own word on it would only follow that.
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
         return asyncio.run(run_to_the_end(runner, resume=resume, quiet=json))
     except KeyboardInterrupt:  # in the moment before the run listens to signals itself
         say(f"interrupted before anything was begun. To go on:\n  {resume_command(command_words())[0]}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TextIO
 
 from taskmill.engine.progress import Progress
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
@@ -50,13 +53,18 @@ def progress_line(progress: Progress) -> str:
 
 
 def say(line: str) -> None:
-    """A line for people, on standard error."""
-    _write(sys.stderr, line)
+    """A line for people, on standard error; what models and endpoints said can't steer their terminal."""
+    _write(sys.stderr, harmless(line))
 
 
 def say_result(line: str) -> None:
     """A line that a command is called for, on standard output."""
-    _write(sys.stdout, line)
+    _write(sys.stdout, harmless(line))
+
+
+def harmless(text: str) -> str:
+    """`text` with control characters, which a terminal would obey, written out."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def json_events(event: Mapping[str, Any]) -> None:
@@ -64,13 +72,20 @@ def json_events(event: Mapping[str, Any]) -> None:
     _write(sys.stdout, json.dumps(event, ensure_ascii=True, default=str))
 
 
-def _write(stream: TextIO, line: str) -> None:
-    """Write a line at once. A reader that has gone away is no reason to end a run: nothing more is written then."""
+def _write(stream: TextIO | None, line: str) -> None:
+    """Write a line at once, if there is somewhere to write to.
+
+    A reader that has gone away is no reason to end a run: nothing more is written then.
+    """
+    if stream is None:
+        return
     try:
         stream.write(line + "\n")
         stream.flush()
     except BrokenPipeError:
         mute(stream)
+    except OSError:
+        pass  # a full or closed screen loses a line, not the run
 
 
 def mute(stream: TextIO) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from taskmill.cli import EXIT_INCOMPLETE, EXIT_OK
-from taskmill.cli.display import duration, money
+from taskmill.cli.display import duration, harmless, money
 from taskmill.records import DONE_STATES
 
 SHOWN = 5
@@ -33,7 +33,7 @@ def status(run: Path, /, *, json: Annotated[bool, Parameter(negative="")] = Fals
     from taskmill.batch.status import status_of
 
     found = asyncio.run(status_of(run))
-    print(json_module.dumps(msgspec.to_builtins(found)) if json else as_text(found))
+    print(json_module.dumps(msgspec.to_builtins(found)) if json else harmless(as_text(found)))
     done = bool(found.outcomes) and found.outcomes.keys() <= DONE_STATES
     return EXIT_OK if done else EXIT_INCOMPLETE
 
@@ -55,7 +55,7 @@ def as_text(found: Any) -> str:
     if found.note:
         lines.append(f"note       {found.note}")
     for failure in found.failures:
-        lines.append(f"failed     {failure.count:,} × {failure.type}: {failure.message}")
+        lines.append(f"failed     {failure.count:,} × {failure.type}: {' '.join(failure.message.split())}")
         lines.append(f"           rows {_some(failure.rows, failure.count)}")
     if found.in_flight:
         flights = [f"{flight.row} ({flight.calls} calls kept)" for flight in found.in_flight[:SHOWN]]

@@ -18,6 +18,9 @@ from taskmill.store.jsonl import canonical, content_hash, lines, strict_loads
 from taskmill.store.ledger import PlannedRow
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BREATH = 500
+"""Lines between two looks up from reading."""
+
 IMAGE_FIELDS = ("image", "docker_image")
 
 
@@ -78,9 +81,12 @@ def row_detail(row: PromptRow) -> bytes:
 
 def index_rows(
     path: Path, *, limit: int | None = None, on_skip: Callable[[SkippedLine], None] | None = None
-) -> Iterator[PlannedRow]:
-    """Yield the usable rows of `path` in order, at most `limit`, telling `on_skip` about the others."""
-    index = 0
+) -> Iterator[PlannedRow | None]:
+    """Yield the usable rows of `path` in order, at most `limit`, telling `on_skip` about the others.
+
+    A `None` stands for many lines that were none, so that whoever reads can look up meanwhile.
+    """
+    index = passed_over = 0
     for number, (offset, line) in enumerate(lines(path), start=1):
         if limit is not None and index >= limit:
             return
@@ -88,6 +94,10 @@ def index_rows(
         if number == 1 and line.startswith(BYTE_ORDER_MARK):
             line = line[len(BYTE_ORDER_MARK) :]
             start += len(BYTE_ORDER_MARK)
+        if passed_over >= BREATH:
+            passed_over = 0
+            yield None
+        passed_over += 1
         if not line.strip():
             continue
         try:

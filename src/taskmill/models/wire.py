@@ -306,6 +306,10 @@ def _calls(said: _Said, raw: bytes, notes: list[str]) -> tuple[ToolCall, ...]:
     return tuple(calls)
 
 
+MOST_TOKENS = 10**9
+"""More than any call has: a larger number is a mistake of the endpoint."""
+
+
 def _usage(wire: _Usage) -> tuple[Usage, bool]:
     """The tokens, and whether they are a count of both what was sent and what was received."""
     sent = wire.prompt_tokens
@@ -324,8 +328,11 @@ def _usage(wire: _Usage) -> tuple[Usage, bool]:
     details = wire.completion_tokens_details or wire.output_tokens_details
     thought = details.reasoning_tokens if details is not None else wire.reasoning_tokens
     counted = sent is not None and received is not None
-    sent = sent or 0
-    return Usage(sent, received or 0, min(cached or 0, sent), thought or 0), counted
+    numbers = (sent or 0, received or 0, cached or 0, thought or 0)
+    if any(not 0 <= number <= MOST_TOKENS for number in numbers):
+        return Usage(), False  # no count of anything that was said
+    sent, received, cached, thought = numbers
+    return Usage(sent, received, min(cached, sent), thought), counted
 
 
 def _details_text(details: list[Any]) -> str | None:

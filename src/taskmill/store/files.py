@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from taskmill.errors import SandboxError, StorageFullError
+from taskmill.errors import SandboxError, StorageFullError, StoreError
 from taskmill.store.jsonl import is_whole
 
 _BLOCK = 1 << 20
@@ -209,6 +209,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     For writers that want a file (Parquet, say). Promises and errors are those of `replace`.
     """
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise StoreError(
+            f"{str(path)!r} is not a regular file and can't be replaced by one: give another name"
+        )
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{next(_serial)}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -46,6 +46,7 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
+        self._folder = -1
 
     def acquire(self) -> None:
         """Take the lock, from a dead holder if need be. Raises `RunLockedError` naming the living one."""
@@ -60,11 +61,25 @@ class RunLock:
                 time.sleep(0.01)
             else:
                 raise RunLockedError(_refusal(self.path, None))
+            self._folder = self._lock_folder(fd)
             _write(fd, self.path)
         except BaseException:
             os.close(fd)
             raise
         self._fd = fd
+
+    def _lock_folder(self, fd: int) -> int:
+        """Lock the folder too: its lock stays where it is when somebody removes the file. -1 where that can't be."""
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            raise RunLockedError(_refusal(self.path, _read(fd))) from None
+        except OSError:
+            os.close(folder)
+            return -1
+        return folder
 
     def release(self) -> None:
         """Let go. May be called twice. The file stays, empty: removing it would let two holders in at once."""
@@ -76,6 +91,9 @@ class RunLock:
             pass  # a full or vanished disk must not keep a run from ending; the text names a dead process then
         os.close(self._fd)
         self._fd = -1
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
 
     def holder(self) -> Holder | None:
         """Who holds the lock now, without touching it; `None` if nobody alive does."""
@@ -126,10 +144,7 @@ def _refusal(path: Path, holder: Holder | None) -> str:
         if holder is not None
         else "another process, which has not written its name"
     )
-    return (
-        f"the run in {str(path.parent)!r} is being written by {who}. "
-        f"Wait for it or stop it; if it is surely gone, remove {str(path)!r}."
-    )
+    return f"the run in {str(path.parent)!r} is being written by {who}. Wait for it, or stop it."
 
 
 def _start_of(pid: int) -> str:

@@ -262,7 +262,7 @@ class RunDirectory:
         return name == "" or name in _OWN or name.endswith(".torn") or _SHARD.fullmatch(name) is not None
 
     def _read(self, path: Path) -> Iterator[tuple[int, bytes]]:
-        return lines(path, whole=True) if path.exists() else iter(())
+        return lines(path, whole=True) if path.is_file() else iter(())
 
     def _shard_path(self, number: int) -> Path:
         return self.path / f"batch_{number}.jsonl"
