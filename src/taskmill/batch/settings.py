@@ -112,9 +112,11 @@ class BatchSettings(_Strict):
     @field_validator("run_name")
     @classmethod
     def _is_one_folder(cls, name: str) -> str:
-        if not name.strip() or name in (".", "..") or any(c in name for c in "/\\\0") or len(name) > 200:
+        encoded = name.encode("utf-8", "replace")
+        odd = any(c in name for c in "/\\\0") or encoded.decode() != name or len(encoded) > 200
+        if not name.strip() or name in (".", "..") or odd:
             raise ValueError(
-                f"{name!r} must be the name of one folder: no '/', no '..', at most 200 characters"
+                f"{name!r} must be the name of one folder in UTF-8: no '/', no '..', at most 200 bytes"
             )
         return name
 

@@ -81,18 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     try:
         result = build_app()(_words, exit_on_error=True, result_action="return_value")
-    except (TaskmillError, FileNotFoundError, PermissionError) as problem:
+    except BrokenPipeError:
+        from taskmill.cli.display import mute
+
+        mute(sys.stdout)
+        return EXIT_OK
+    except (TaskmillError, OSError) as problem:
         print(f"taskmill: {problem}", file=sys.stderr)
         unusable = isinstance(problem, (ConfigurationError, RunChangedError, RunNotFoundError, OSError))
         return EXIT_USAGE if unusable else EXIT_INCOMPLETE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        from taskmill.cli.display import mute
-
-        mute(sys.stdout)
-        return EXIT_OK
     except Exception:
         import traceback
 

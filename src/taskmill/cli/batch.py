@@ -194,11 +194,9 @@ def batch(
         print(json_module.dumps(plan.as_json()) if json else plan.as_text())
         return EXIT_OK
     try:
-        if not json:
-            say(f"model: {endpoint.source}")
         # An interrupt in this very moment is answered below; Python's own word on it would only follow that.
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
-        return asyncio.run(run_to_the_end(runner, resume=resume, quiet=json))
+        return asyncio.run(run_to_the_end(runner, model=endpoint.source, resume=resume, quiet=json))
     except KeyboardInterrupt:  # in the moment before the run listens to signals itself
         say(f"interrupted before anything was begun. To go on:\n  {resume_command(command_words())[0]}")
         return EXIT_INTERRUPTED

@@ -20,11 +20,11 @@ REFUSALS = (RunExistsError, RunChangedError, RunLockedError)
 SECRET_OPTIONS = ("--api-key", "--base-url")
 
 
-async def run_to_the_end(runner: Any, *, resume: bool, quiet: bool) -> int:
+async def run_to_the_end(runner: Any, *, model: str, resume: bool, quiet: bool) -> int:
     """Run to the end, a failure or an interrupt, say how it ended, and return the exit code.
 
     The first SIGINT or SIGTERM is answered at once and cancels; the second leaves at once. `quiet` has JSON
-    events instead of a display.
+    events instead of a display, which begins with which `model` answers.
     """
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(runner.run(resume=resume))
@@ -41,6 +41,8 @@ async def run_to_the_end(runner: Any, *, resume: bool, quiet: bool) -> int:
         loop.add_signal_handler(number, on_signal, number)
     problem: Exception | None = None
     try:
+        if not quiet:
+            say(f"model: {model}")
         async with shown(runner.progress, quiet=quiet):
             await work
     except asyncio.CancelledError:
