@@ -17,6 +17,7 @@ from taskmill.errors import ConfigurationError, SandboxError, ToolRefusedError
 from taskmill.sandbox import bubblewrap, choose
 from taskmill.sandbox.base import SandboxLimits
 from taskmill.sandbox.choose import describe, open_sandboxes
+from taskmill.sandbox.host import ProcessHost
 from tests.sandbox.conftest import BUBBLEWRAP
 
 confined = pytest.mark.parametrize("kind", [BUBBLEWRAP])
@@ -335,7 +336,16 @@ async def test_an_older_bubblewrap_without_all_options_is_used(fresh, kind, tmp_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is there on Linux only")
-async def test_a_bubblewrap_that_fails_later_is_an_error_with_its_reason(fresh, tmp_path):
+@pytest.mark.parametrize("at", ["any time", "before it is spoken to"])
+async def test_a_bubblewrap_that_fails_later_is_an_error_with_its_reason(fresh, tmp_path, at):
+    if at == "before it is spoken to":
+        send = ProcessHost._send
+
+        def late(host, message, descriptors):
+            host._process.wait(30)
+            send(host, message, descriptors)
+
+        fresh.setattr(ProcessHost, "_send", late)
     fake_bwrap(tmp_path, "case \"$*\" in *listdir*) exit 0;; esac; echo 'bwrap: no space' >&2; exit 1")
     fresh.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox = open_sandboxes("bubblewrap", directory=tmp_path / "sandboxes").create("r")

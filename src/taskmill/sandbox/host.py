@@ -150,6 +150,12 @@ class ProcessHost:
         """Whether commands can still be run here."""
         return not self._gone.done()
 
+    async def up(self) -> None:
+        """Raise `SandboxError` with the reason if the first process is known to be gone already."""
+        if self._burial is not None:
+            await asyncio.wait([self._burial])
+            raise SandboxError(self._end_reason)
+
     # -- commands ---------------------------------------------------------------------------------------------
 
     async def run(

@@ -227,6 +227,7 @@ class LocalSandbox:
                     mark=self._mark,
                     on_lost=self._sweep,
                 )
+                await self._host.up()
             return self._host
 
     async def _made(self) -> None:
