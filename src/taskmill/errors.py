@@ -108,6 +108,10 @@ class ContextWindowError(BadRequestError):
     """The conversation no longer fits the model's window."""
 
 
+class ModelMemoryError(ModelError):
+    """A local model, or one turn of it, does not fit the memory of its device."""
+
+
 class ModelNotFoundError(ModelError):
     """The endpoint knows no model of that name (404)."""
 
@@ -143,8 +147,64 @@ class SandboxError(TaskmillError):
     """A workspace or its confinement could not be set up."""
 
 
+# -- tasksets -------------------------------------------------------------------------------------------------
+
+
+class TasksetError(TaskmillError):
+    """A taskset can't be found or loaded, or its `load` gave what is no task."""
+
+
+class TaskIndexError(TasksetError, IndexError):
+    """There is no task of that number."""
+
+
+class TaskError(TaskmillError):
+    """A function of a task (setup, user, reward, …) failed; the message names it."""
+
+
+class RewardError(TaskError):
+    """A reward or metric raised, gave no finite number, or asked for what is not there."""
+
+
+class GroupRewardError(RewardError):
+    """A group reward could not be given to the rollouts of a task."""
+
+
+class JudgeError(TaskError):
+    """A judge gave no grade: its model failed, or said nothing that is one."""
+
+
 # -- runs -----------------------------------------------------------------------------------------------------
 
 
 class RunAbortedError(TaskmillError):
     """A run gave up before its work was done; what was recorded stays."""
+
+
+# -- worker processes and servers -----------------------------------------------------------------------------
+
+
+class WorkerError(TaskmillError):
+    """A worker process could not do what it was asked."""
+
+
+class WorkerDied(WorkerError):  # noqa: N818 - what it is called in traces and answers
+    """The process that worked on a request died, and so did those that tried it again."""
+
+
+class WorkerStartError(WorkerError):
+    """A worker process could not be started; the message says why."""
+
+
+class ServerError(TaskmillError):
+    """An environment server refused a request, gave no answer, or can't be reached."""
+
+
+class ServerBusyError(ServerError):
+    """The server has as much waiting as it takes, or is stopping: try again after `retry_after` seconds."""
+
+    retry_after: float = 1.0
+
+
+class ServerTokenError(ServerError):
+    """The server wants a token, or another one."""

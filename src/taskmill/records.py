@@ -6,7 +6,10 @@ it was. Times are seconds (durations) or ISO 8601 in UTC (moments); money is US 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Raw, Struct, field
@@ -16,6 +19,19 @@ State = Literal["completed", "partial", "discarded", "failed", "cancelled"]
 """How a rollout ended. `completed`, `partial` and `discarded` are done; the others run again on resume."""
 
 DONE_STATES: frozenset[str] = frozenset({"completed", "partial", "discarded"})
+
+
+def moment(at: datetime | None = None) -> str:
+    """A moment as records write it, in UTC to the millisecond; this one, where none is given."""
+    if at is not None:
+        return at.astimezone(UTC).isoformat(timespec="milliseconds")
+    seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+    return f"{_to_the_second(seconds)}.{milliseconds:03d}+00:00"
+
+
+@lru_cache(maxsize=8)
+def _to_the_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
@@ -74,7 +90,8 @@ class CallRecord(Struct, frozen=True, omit_defaults=True):
 
     `seconds` is the time the model worked on the attempt that answered, `waiting` what was spent before it in
     queues and back-off. `replayed` calls came from the call journal: `usage` and `cost` are those of the call when it
-    was made, though nothing was paid for it this time.
+    was made, though nothing was paid for it this time. `token_ids` and `logprobs` (one for each token of the answer)
+    are there when the endpoint gives them.
     """
 
     usage: Usage = Usage()
@@ -84,6 +101,18 @@ class CallRecord(Struct, frozen=True, omit_defaults=True):
     attempts: int = 1
     finish_reason: str = "stop"
     replayed: bool = False
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+
+
+class Judgement(Struct, frozen=True, omit_defaults=True):
+    """What a judge said of a rollout: its grade, its words, and what asking it used and cost."""
+
+    judge: str
+    model: str
+    score: float | None = None
+    said: str = ""
+    call: CallRecord = CallRecord()
 
 
 class ToolEvent(Struct, frozen=True, omit_defaults=True):
@@ -126,6 +155,14 @@ class Trace(Struct, frozen=True, omit_defaults=True):
 
     Only what the user, the model and the tools said stands in `messages`: no reminder, retry, prefill or
     ephemeral system prompt. `notes` says what was mended on the way (a null call skipped, an id made unique).
+
+    For a rollout of a taskset: `number` says which of its task's rollouts this is, from 0; `attempt` which try at it,
+    from 1; `reward` is the weighted sum of the `rewards` and group rewards, `None` where it could not be had;
+    `task_state` is what the task's functions kept for this rollout. With group rewards, `group_size` says how many
+    rollouts were scored together.
+
+    The bill: the first `billed_before` of the `calls` stand in the record of an earlier attempt, and are not paid for
+    again; `lost_calls` were paid for and are part of no conversation, because a crash came between.
     """
 
     id: str
@@ -146,17 +183,32 @@ class Trace(Struct, frozen=True, omit_defaults=True):
     timing: Timing = Timing()
     started_at: str = ""
     notes: tuple[str, ...] = ()
+    number: int = 0
+    attempt: int = 1
+    reward: float | None = None
+    judgements: tuple[Judgement, ...] = ()
+    task_state: Mapping[str, Any] = field(default_factory=dict)
+    group_size: int = 0
+    billed_before: int = 0
+    lost_calls: tuple[CallRecord, ...] = ()
+
+    @property
+    def billed(self) -> list[CallRecord]:
+        """The calls that this record adds to the bill of its run, those of judges among them."""
+        judged = [said.call for said in self.judgements if not said.call.replayed]
+        return [*self.calls[self.billed_before :], *self.lost_calls, *judged]
 
     @property
     def usage(self) -> Usage:
         """Tokens of all calls together."""
-        used = [call.usage for call in self.calls]
-        return Usage(
-            sum([u.input_tokens for u in used]),
-            sum([u.output_tokens for u in used]),
-            sum([u.cached_tokens for u in used]),
-            sum([u.reasoning_tokens for u in used]),
-        )
+        sent = received = cached = thought = 0
+        for call in self.calls:
+            used = call.usage
+            sent += used.input_tokens
+            received += used.output_tokens
+            cached += used.cached_tokens
+            thought += used.reasoning_tokens
+        return Usage(sent, received, cached, thought)
 
     @property
     def cost(self) -> float | None:

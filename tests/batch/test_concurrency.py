@@ -155,6 +155,27 @@ async def test_one_slow_row_keeps_no_other_from_being_stored_and_counted(mill: M
     assert len(mill.stored.rows) == 20
 
 
+async def test_calls_are_counted_as_they_are_answered_not_only_as_rows_end(mill: Mill) -> None:
+    mill.prompts("a")
+    second, go_on = asyncio.Event(), asyncio.Event()
+
+    async def script(request: Request) -> Any:
+        if turn_of(request) == 0:
+            return asks("todo", {})
+        second.set()
+        await go_on.wait()
+        return says()
+
+    runner = mill.runner(answering(script), distribution="balanced")
+    run = asyncio.ensure_future(runner.run())
+    await second.wait()
+    assert (runner.progress.finished, runner.progress.in_flight) == (0, 1)
+    assert runner.progress.spent[0] == 1
+    go_on.set()
+    await run
+    assert runner.progress.spent[0] == runner.progress.calls == 2
+
+
 # -- cancelling -----------------------------------------------------------------------------------------------
 
 

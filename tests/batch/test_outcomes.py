@@ -408,7 +408,23 @@ async def test_a_storm_of_refusals_drops_no_row(mill: Mill) -> None:
         stored = await mill.run("m", base_url=endpoint.url, batch_size=2, num_workers=10)
 
     assert stored.outcome_counts() == {"completed": 20}
-    assert stored.statistics["endpoint"]["refusals"] == 12
+    (endpoint,) = stored.statistics["endpoint"]
+    assert (endpoint["outcome"], endpoint["refusals"]) == ("finished", 12)
+
+
+async def test_the_statistics_tell_of_the_endpoint_in_every_session(mill: Mill) -> None:
+    mill.prompts("a", "b")
+
+    def script(body: dict[str, Any]) -> Any:
+        return rate_limited(retry_after=0) if endpoint.calls <= 2 else answer("fine", reasoning="hm")
+
+    async with FakeEndpoint(script) as endpoint:
+        await mill.run("m", base_url=endpoint.url, max_samples=1)
+        stored = await mill.run("m", base_url=endpoint.url, resume=True)
+
+    told = stored.statistics["endpoint"]
+    assert [session["refusals"] for session in told] == [2, 0]
+    assert told[0]["started"] < told[1]["started"]
 
 
 async def test_one_call_that_is_never_answered_fails_its_row_and_the_run_ends(mill: Mill) -> None:
@@ -422,6 +438,40 @@ async def test_one_call_that_is_never_answered_fails_its_row_and_the_run_ends(mi
 
     assert stored.outcome_counts() == {"completed": 9, "failed": 1}
     assert stored.outcomes[0]["error"]["type"] == "ModelTimeoutError"
+
+
+async def test_a_long_wait_that_the_endpoint_asks_for_is_said_and_the_time_for_a_call_can_be_set(
+    mill: Mill,
+) -> None:
+    mill.prompts("a")
+    async with FakeEndpoint(lambda body: rate_limited(retry_after=7200)) as endpoint:
+        stored = await mill.run("m", base_url=endpoint.url, total_timeout=5)
+
+    assert stored.outcome_counts() == {"failed": 1}
+    assert stored.outcomes[0]["error"]["type"] == "RateLimitedError"
+    (told,) = mill.warnings()
+    assert told.startswith("the endpoint of model 'm' asks to wait 7,200 s")
+    assert "after 5 s in all" in told
+
+
+async def test_each_row_samples_with_a_seed_of_its_own_made_of_the_runs(mill: Mill) -> None:
+    mill.prompts("a", "a", "b")
+
+    def script(request: Request) -> Any:
+        return asks("add", {"a": 1, "b": 1}) if turn_of(request) == 0 else says()
+
+    async def seeds(**settings: Any) -> list[int | None]:
+        model = answering(script)
+        await mill.run(model, tools=[add], num_workers=1, **settings)
+        return [request.sampling.seed for request in model.requests]
+
+    first = await seeds(run_name="first", sampling_seed=7)
+    assert first[::2] == first[1::2], "all requests of a row have the same"
+    assert len(set(first)) == 3
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in first)
+    assert await seeds(run_name="again", sampling_seed=7) == first
+    assert not set(await seeds(run_name="other", sampling_seed=8)) & set(first)
+    assert await seeds(run_name="none") == [None] * 6
 
 
 async def test_a_workspace_that_cannot_be_removed_costs_no_sample(

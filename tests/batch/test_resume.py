@@ -230,6 +230,37 @@ def said(prompt: str) -> list[dict[str, str]]:
     return [{"from": "human", "value": prompt}, {"from": "gpt", "value": "<think>\nx\n</think>\nyes"}]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"conversations": "gone"},
+        {"conversations": [{"from": "human"}]},
+        {"conversations": [{"from": "human", "value": None}]},
+        {"unknown_tools": "["},
+        {"completed": "yes"},
+        {"rollout_id": 7},
+    ],
+)
+async def test_a_row_that_is_json_and_no_row_any_more_runs_again_and_the_good_one_is_merged(
+    mill: Mill, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    mill.prompts("a", "b")
+    stored = await mill.run()
+    rows = stored.shard(0)
+    (stored.path / "batch_0.jsonl").write_bytes(encode_row({**rows[0], **damage}) + encode_row(rows[1]))
+    model = answering()
+
+    stored = await mill.run(model, resume=True)
+
+    assert [prompt_of(request) for request in model.requests] == ["a"]
+    assert "1 lines of batch_0.jsonl can't be read" in caplog.text
+    assert prompts_of(stored.trajectories) == ["b", "a"]
+    assert stored.statistics["trajectories"]["left_out"] == {"not_json": 1}
+    again = answering()
+    await mill.run(again, resume=True)
+    assert again.calls == 0
+
+
 async def test_a_row_of_another_runner_with_fields_we_cannot_read_stops_no_merge(mill: Mill) -> None:
     mill.prompts("a")
     stored = await mill.run()
@@ -609,6 +640,7 @@ def journal(mill: Mill) -> list[Path]:
     ("name", "before", "after"),
     [
         ("temperature", 0.1, 0.9),
+        ("sampling_seed", None, 0),
         ("max_tokens", 100, 200),
         ("max_iterations", 10, 3),
         ("seed", 0, 1),
@@ -662,6 +694,7 @@ async def test_settings_that_change_no_result_may_differ(mill: Mill) -> None:
         max_samples=None,
         sandbox="plain",
         call_timeout=5.0,
+        total_timeout=9.0,
         max_attempts=1,
         verbose=True,
         log_prefix_chars=3,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from taskmill import BatchRunner
-from taskmill.errors import ConfigurationError, RunExistsError
+from taskmill.errors import ConfigurationError, RunExistsError, TaskmillError
 from taskmill.testing import FakeEndpoint
 from taskmill.testing.endpoint import answer
 from tests.batch.mill import Mill, answering
@@ -400,3 +400,27 @@ async def body_of(
     assert endpoint.calls > before
     body: dict[str, Any] = endpoint.requests[-1].body
     return body
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"distribution": "web_alone"},
+        {"mcp_servers": {"gone": {"command": "no-such-program-anywhere"}}},
+        {"sandbox": "bubblewrap"},
+    ],
+)
+async def test_a_start_that_is_refused_leaves_nothing_behind(
+    mill: Mill, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskmill.sandbox import bubblewrap
+    from taskmill.tools import distributions
+
+    monkeypatch.setitem(distributions._user, "web_alone", {"web": 100})
+    for key in ("TAVILY_API_KEY", "EXA_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(bubblewrap, "problem", lambda: "it is not for us")
+    mill.prompts("a")
+    with pytest.raises(TaskmillError):
+        await mill.run(**settings)
+    assert [path.name for path in mill.folder.iterdir()] == ["prompts.jsonl"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -116,3 +116,18 @@ def test_a_gate_of_one_never_closes() -> None:
     for _ in range(100):
         gate.fail(ErrorRecord("AuthenticationError", "wrong key"))
     assert not gate.closed
+
+
+async def test_lanes_may_come_one_by_one_from_elsewhere() -> None:
+    async def lanes() -> AsyncIterator[int]:
+        for number in range(7):
+            await asyncio.sleep(0)
+            yield number
+
+    done: list[int] = []
+
+    async def work(lane: int) -> None:
+        done.append(lane)
+
+    await run_lanes(lanes(), work, window=2)
+    assert sorted(done) == list(range(7))

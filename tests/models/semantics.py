@@ -7,11 +7,15 @@ and takes no part in the tests of the script.
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +108,26 @@ async def embedded(turns: Sequence[Turn]) -> AsyncIterator[Model]:
     await model.close()
 
 
+@cache
+def _tiny_model() -> Path:
+    from tests.models.local.tiny import tiny_folder
+
+    folder = tempfile.mkdtemp(prefix="taskmill-tiny-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return tiny_folder(Path(folder))
+
+
+@asynccontextmanager
+async def local(turns: Sequence[Turn]) -> AsyncIterator[Model]:
+    model = open_model(f"local:{_tiny_model()}")
+    yield model
+    await model.close()
+
+
+def _torch_is_here() -> bool:
+    return find_spec("torch") is not None and find_spec("transformers") is not None
+
+
 def _embedded_is_here() -> bool:
     return all(installed.ready for installed in installed_models())
 
@@ -113,6 +137,12 @@ BACKENDS: list[Backend] = [
     Backend("endpoint", endpoint),
     Backend("retrying endpoint", retrying),
     Backend("journaled", journaled),
+    Backend(
+        "local",
+        local,
+        follows=False,
+        marks=(pytest.mark.skipif(not _torch_is_here(), reason="the local model is not installed"),),
+    ),
     Backend(
         "embedded",
         embedded,

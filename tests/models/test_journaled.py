@@ -32,6 +32,16 @@ async def ask(folder: Path, model: ScriptedModel, *texts: str, rollout: str = "r
         return [await service.complete(asking(text)) for text in texts]
 
 
+async def test_only_live_answers_are_told(tmp_path: Path) -> None:
+    await ask(tmp_path, ScriptedModel(["one"]), "1")
+    told: list[Completion] = []
+    async with opened(tmp_path) as journal:
+        service = Journaled(ScriptedModel(["two"]), journal, "r", on_answer=told.append)
+        await service.complete(asking("1"))
+        live = await service.complete(asking("2"))
+    assert told == [live]
+
+
 RICH = Completion(
     Message("assistant", "a", "hm", [{"type": "x", "n": 1}], (ToolCall("c", "ls", '{"a'),)),
     usage=Usage(10, 5, 3, 1),

@@ -246,3 +246,42 @@ async def test_closing_closes_the_model() -> None:
     closing: Awaitable[None] = service.close()
     await closing
     assert model.closed
+
+
+def test_a_long_wait_that_the_endpoint_asks_for_is_said_once_while_it_lasts() -> None:
+    async def main() -> None:
+        said: list[tuple[float, str]] = []
+        answers: list[Any] = [
+            RateLimitedError("slow down", retry_after=float(3000 - 60 * n)) for n in range(4)
+        ]
+        answers += [RateLimitedError("again", retry_after=30.0), "hello", "hello"]
+        model = retrying(
+            ScriptedModel(answers, latency=0.5),
+            tell=lambda line: said.append((elapsed(), line)),
+            policy=RetryPolicy(base=1.0),
+            total=7200.0,
+        )
+        await asyncio.gather(model.complete(REQUEST), model.complete(REQUEST))
+        assert said == [
+            (
+                0.5,
+                "the endpoint of model 'scripted' asks to wait 3,000 s (slow down). It is asked again every 60 s; "
+                "a call without an answer after 7,200 s in all fails",
+            )
+        ]
+
+    run_virtually(main())
+
+
+def test_the_next_long_wait_is_said_again_and_a_short_one_never() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        steps = [RateLimitedError("x", retry_after=60.0), RateLimitedError("y", retry_after=59.0)]
+        model = retrying(
+            ScriptedModel([*steps, *steps, "hello"]), tell=said.append, policy=RetryPolicy(base=1.0)
+        )
+        await model.complete(REQUEST)
+        assert ["asked again then" in line for line in said] == [True, True]
+        assert all("(x)" in line for line in said)
+
+    run_virtually(main())

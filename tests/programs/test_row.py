@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from taskmill.programs.row import row_fault, trajectory_row
 from taskmill.programs.sharegpt import to_sharegpt
-from taskmill.records import CallRecord, Message, Timing, ToolCall, ToolEvent, ToolSpec, Trace, Usage
+from taskmill.records import CallRecord, Message, Timing, ToolCall, ToolEvent, ToolSpec, Trace, Usage, moment
 from taskmill.store.jsonl import encode_row
 
 KNOWN = ("terminal", "todo", "read_file")
@@ -136,3 +137,12 @@ def test_rows_that_do_not_say_it_are_searched_for_invented_tools() -> None:
 )
 def test_what_is_no_row_is_left_out(line: bytes) -> None:
     assert row_fault(line, KNOWN) == "not_json"
+
+
+def test_a_moment_is_written_in_utc_to_the_millisecond() -> None:
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    written = moment()
+    assert before <= datetime.fromisoformat(written) <= datetime.now(UTC)
+    given = datetime(2024, 1, 2, 5, 4, 5, 6789, tzinfo=timezone(timedelta(hours=2)))
+    assert moment(given) == "2024-01-02T03:04:05.006+00:00"
+    assert len(written) == len(moment(given))

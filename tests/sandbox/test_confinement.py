@@ -14,7 +14,7 @@ import pytest
 
 import taskmill
 from taskmill.errors import ConfigurationError, SandboxError, ToolRefusedError
-from taskmill.sandbox import bubblewrap, choose
+from taskmill.sandbox import bubblewrap, choose, host
 from taskmill.sandbox.base import SandboxLimits
 from taskmill.sandbox.choose import describe, open_sandboxes
 from taskmill.sandbox.host import ProcessHost
@@ -65,6 +65,42 @@ async def test_the_first_process_can_not_be_killed_from_inside(sandbox):
     result = await sandbox.run("kill -KILL 1; kill -TERM 1; kill -STOP 1; echo on", timeout=30)
     assert result.output.endswith("on\n")
     assert (await sandbox.run("echo next", timeout=30)).output == "next\n"
+
+
+INTRUDES = """
+import ctypes, os
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.restype = ctypes.c_long
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+for request in (16, 0x4206):  # PTRACE_ATTACH, PTRACE_SEIZE
+    assert libc.ptrace(request, 1, 0, 0) == -1
+    assert ctypes.get_errno() == 1, os.strerror(ctypes.get_errno())
+for name, mode in (("mem", os.O_RDWR), ("mem", os.O_RDONLY), ("environ", os.O_RDONLY), ("fd/0", os.O_RDONLY)):
+    try:
+        os.open(f"/proc/1/{name}", mode)
+    except OSError:
+        continue
+    raise SystemExit(f"/proc/1/{name} was opened")
+first = os.pidfd_open(1)
+for number in range(64):
+    assert libc.syscall(438, first, number, 0) == -1, "pidfd_getfd gave a descriptor"
+own = os.fork()
+if not own:
+    os.read(0, 1)
+    os._exit(0)
+assert libc.ptrace(16, own, 0, 0) == 0, "its own processes a command may trace"
+os.waitpid(own, 0)
+os.kill(own, 9)
+print("kept out")
+"""
+
+
+@confined
+async def test_the_first_process_can_not_be_traced_read_or_robbed_of_its_descriptors(sandbox):
+    result = await sandbox.run([host.interpreter(), "-c", INTRUDES], timeout=30)
+    assert result.output == "kept out\n"
+    assert (await sandbox.run("exit 3", timeout=30)).exit_code == 3
 
 
 @confined

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,53 @@ async def test_without_syncs_rows_are_acknowledged_when_written(log: AppendFile,
         assert future.done()
     assert disk.syncs == []
     assert log.path.read_bytes() == b"1\n"
+
+
+async def test_small_records_fill_no_group_and_are_synced_with_the_next_row(
+    log: AppendFile, disk: Disk
+) -> None:
+    async with GroupCommit(max_delay=NEVER, max_rows=2) as commit:
+        small = [commit.append_soon(log, b"small\n") for _ in range(5)]
+        commit.append(log, b"row\n")
+        commit.write_now()
+        assert not any(future.done() for future in small)
+        await commit.append(log, b"row\n")
+        assert all(future.done() for future in small)
+    assert len(disk.syncs) == 1
+
+
+async def test_one_sync_of_the_folder_serves_all_new_files(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr("taskmill.store.files.sync_directory", folders.append)
+    async with GroupCommit(max_delay=NEVER) as commit:
+        files = [AppendFile(tmp_path / str(n)) for n in range(3)]
+        for file in files:
+            commit.append(file, b"x\n")
+        await commit.flush()
+        assert folders == [tmp_path]
+        commit.append(files[0], b"x\n")
+        await commit.flush()
+        assert folders == [tmp_path]
+    for file in files:
+        file.close()
+
+
+async def test_a_folder_that_cannot_be_synced_acknowledges_nothing(
+    log: AppendFile, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("taskmill.store.files.sync_directory", broken)
+    commit = GroupCommit(max_delay=NEVER)
+    future = commit.append(log, b"x\n")
+    with pytest.raises(StorageFullError, match="Input/output error"):
+        await commit.flush()
+    assert isinstance(future.exception(), StorageFullError)
+    with pytest.raises(StorageFullError):
+        await commit.close()
 
 
 async def test_all_dirty_files_are_synced_once(tmp_path: Path, disk: Disk) -> None:
@@ -215,6 +263,31 @@ async def test_a_failed_write_leaves_the_rows_before_it_acknowledged(
     assert future.done()
     assert future.exception() is None
     assert log.path.read_bytes() == b"1\n"
+
+
+async def test_small_records_of_the_turn_in_which_a_row_finds_the_disk_full_are_written_where_they_fit(
+    log: AppendFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = GroupCommit(max_delay=NEVER)
+    calls = AppendFile(tmp_path / "calls.jsonl")
+    write = os.write
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        if len(data) > 100:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr("os.write", nearly_full)
+    small = commit.append_soon(calls, b"1\n")
+    with pytest.raises(StorageFullError, match="No space left"):
+        commit.append(log, b"x" * 200 + b"\n")
+    with pytest.raises(StorageFullError):
+        commit.append_soon(calls, b"2\n")
+    with pytest.raises(StorageFullError):
+        await commit.close()
+    assert (small.done(), small.exception()) == (True, None)
+    assert (log.path.read_bytes(), calls.path.read_bytes()) == (b"", b"1\n")
+    calls.close()
 
 
 async def test_nobody_is_told_of_an_error_that_nobody_waited_for(log: AppendFile, disk: Disk) -> None:

@@ -143,3 +143,21 @@ def test_where_the_file_system_has_no_locks_the_text_decides(
 def test_a_reader_finds_no_holder_where_there_was_never_a_lock(tmp_path: Path) -> None:
     assert RunLock(tmp_path / "none" / "lock").holder() is None
     assert not (tmp_path / "none").exists()
+
+
+def test_a_refusal_because_of_another_host_names_the_file_to_remove_if_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text('{"pid": 1, "host": "elsewhere", "since": "2026-01-31T12:00:00+00:00"}')
+    with pytest.raises(RunLockedError) as refused:
+        RunLock(path).check()
+    assert f"If that host is gone for good, remove the file {str(path)!r}." in str(refused.value)
+
+
+def test_a_refusal_because_of_a_process_here_names_no_file_to_remove(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    lock = RunLock(path)
+    lock.acquire()
+    with pytest.raises(RunLockedError) as refused:
+        RunLock(path).check()
+    assert "remove" not in str(refused.value)
+    lock.release()

@@ -229,6 +229,12 @@ async def test_files_that_are_worked_out_are_replaced_whole(tmp_path: Path) -> N
         ("{", "not the configuration of a run"),
         ("[]", "not the configuration of a run"),
         ('{"format": 1}', "not the configuration of a run"),
+        ('{"format": 1, "config": []}', "not the configuration of a run"),
+        ('{"format": 1, "config": null}', "not the configuration of a run"),
+        ('{"format": "new", "config": {}}', "not the configuration of a run"),
+        ('{"format": null, "config": {}}', "not the configuration of a run"),
+        ("[" * 100_000, "not the configuration of a run"),
+        ("", "not the configuration of a run"),
         ('{"format": 99, "config": {}}', "format 99.*Update taskmill"),
     ],
 )
@@ -239,6 +245,46 @@ async def test_a_configuration_we_cannot_read_stops_the_start(
     with pytest.raises(StoreError, match=message):
         RunDirectory(tmp_path).open_for_writing(CONFIG, resume=True, policy_fields=POLICY)
     assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+async def test_a_configuration_that_is_no_file_stops_the_start(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "run.json")
+    with pytest.raises(StoreError, match=r"run\.json' is not the configuration of a run"):
+        RunDirectory(tmp_path).open_for_writing(CONFIG, resume=True, policy_fields=POLICY)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+async def test_a_lock_or_a_log_that_is_no_file_is_an_error_and_not_waited_for(
+    tmp_path: Path, make: Any
+) -> None:
+    make(tmp_path / "lock")
+    run = RunDirectory(tmp_path)
+    assert run.holder() is None
+    with pytest.raises(StoreError, match="lock' is not a regular file"):
+        run.open_for_writing(CONFIG, resume=True, policy_fields=POLICY)
+    make(tmp_path / "batch_0.jsonl")
+    with pytest.raises(StoreError, match="batch_0"):
+        run.shard(0)
+
+
+@pytest.mark.parametrize("kept", ["batch_0.jsonl", "outcomes.jsonl", "sessions.jsonl"])
+async def test_rows_of_ours_without_a_configuration_are_not_resumed_with_another(
+    tmp_path: Path, kept: str
+) -> None:
+    async with opened(tmp_path) as (run, _):
+        await run.append_row(0, encode_row({"rollout_id": "r"}))
+        await run.append_outcome(encode_row({"state": "failed"}))
+        await run.append_session(encode_row({"event": "start"}))
+    for path in tmp_path.iterdir():
+        if path.name not in ("lock", kept):
+            path.unlink()
+    if kept == "sessions.jsonl":
+        (tmp_path / "batch_0.jsonl").write_bytes(b'{"n": 0}\n')
+    before = contents(tmp_path)
+    with pytest.raises(RunChangedError, match=r"'run\.json' is gone.*Put 'run\.json' back"):
+        RunDirectory(tmp_path).open_for_writing(CONFIG, resume=True, policy_fields=POLICY)
+    assert contents(tmp_path) == before
 
 
 async def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from taskmill.batch.settings import BatchSettings
-from taskmill.engine.summary import Totals, outcome_samples, sample_of
+from taskmill.engine.sessions import now
+from taskmill.engine.summary import StoredSample, Totals, outcome_samples, sample_of
 from taskmill.errors import RunAbortedError
 from taskmill.models.base import Model
-from taskmill.programs.row import NOT_JSON, row_fault, usage_fields
+from taskmill.programs.row import NOT_JSON, Turn, head_fault, row_fault, usage_fields
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
 
@@ -38,6 +37,29 @@ class Merge(Struct):
     discard_reasons: Counter[str] = msgspec.field(default_factory=Counter)
 
 
+class _StoredRow(StoredSample, kw_only=True):
+    """All that a merge needs of a row, the fields of `RowHead` among them, for one pass over its line."""
+
+    conversations: list[Turn]
+    unknown_tools: str | None = None
+    rollout_id: str = ""
+    task_key: str = ""
+    task_detail: str = ""
+
+
+_decode_row = msgspec.json.Decoder(_StoredRow).decode
+
+
+def _sample_and_fault(line: bytes, known_tools: Collection[str]) -> tuple[StoredSample | None, str | None]:
+    """`sample_of` and `row_fault` of a stored row."""
+    try:
+        row = _decode_row(line)
+    except (msgspec.DecodeError, RecursionError):  # at least one of the two can't be had
+        fault = row_fault(line, known_tools)
+        return None if fault == NOT_JSON else sample_of(line), fault
+    return row, head_fault(row, known_tools)
+
+
 def merge(
     run: RunDirectory, known_tools: Iterable[str], given_up: Callable[[], bool] = lambda: False
 ) -> Merge:
@@ -53,9 +75,8 @@ def merge(
             for _, line in run.read_shard(shard):
                 if given_up():
                     raise RunAbortedError("the merge was interrupted; a resume makes it anew")
-                fault = row_fault(line, known)
+                sample, fault = _sample_and_fault(line, known)
                 if fault != NOT_JSON:
-                    sample = sample_of(line)
                     if sample is None:
                         result.not_counted += 1
                     else:
@@ -87,7 +108,7 @@ def statistics(
     skipped_lines: int,
     known_tools: Iterable[str],
     seconds: float,
-    endpoint: Mapping[str, Any],
+    endpoint: Sequence[Mapping[str, Any]],
     sandbox: str,
 ) -> dict[str, Any]:
     """The statistics file: the whole run, earlier sessions included. `outcomes` adds up to `total_prompts`."""
@@ -120,7 +141,7 @@ def statistics(
             "not_counted": found.not_counted,
         },
         "sandbox": sandbox,
-        "endpoint": dict(endpoint),
+        "endpoint": list(endpoint),
     }
 
 
@@ -157,16 +178,3 @@ def endpoint_history(model: Model) -> dict[str, Any]:
     """How many calls the endpoint was given at once and why that changed, where the model keeps count."""
     limit = getattr(model, "limit", None)
     return {} if limit is None else dict(msgspec.to_builtins(limit.snapshot()))
-
-
-def last_write(path: Path) -> str | None:
-    """When a run's folder was last written to, before this process touches it."""
-    if not path.is_dir():
-        return None
-    newest = max((entry.stat().st_mtime for entry in path.iterdir() if entry.is_file()), default=None)
-    return None if newest is None else datetime.fromtimestamp(newest, UTC).isoformat(timespec="milliseconds")
-
-
-def now() -> str:
-    """This moment in UTC, as records write it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -37,7 +37,11 @@ class Estimate(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """A run before it runs. `missing` maps toolsets that can't be offered to what they need."""
+    """A run before it runs.
+
+    `missing` maps toolsets that can't be offered to what they need. `refused` is why the run would not be started
+    over what is stored; empty where it would.
+    """
 
     run: str
     rows: int
@@ -50,6 +54,7 @@ class Plan(Struct, frozen=True):
     missing: dict[str, str]
     sandbox: str
     estimate: Estimate
+    refused: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The plan for programs."""
@@ -69,6 +74,8 @@ class Plan(Struct, frozen=True):
             f"sandbox       {self.sandbox}",
             f"estimate      {self._estimate_text()}",
         ]
+        if self.refused:
+            lines.append("refused       " + self.refused.replace("\n", "\n              "))
         return "\n".join(lines)
 
     def _estimate_text(self) -> str:
@@ -82,8 +89,8 @@ class Plan(Struct, frozen=True):
         )
 
 
-async def plan_of(runner: BatchRunner) -> Plan:
-    """What `runner.run(resume=True)` would do. Reads the dataset and the stored run; writes nothing, calls nothing."""
+async def plan_of(runner: BatchRunner, *, resume: bool) -> Plan:
+    """What `runner.run(resume)` would do. Reads the dataset and the stored run; writes nothing, calls nothing."""
     settings = runner.settings
     ledger = Ledger()
     try:
@@ -105,6 +112,7 @@ async def plan_of(runner: BatchRunner) -> Plan:
             missing=toolkit.missing,
             sandbox=describe(settings.sandbox),
             estimate=_estimate(directory, pending, settings.max_iterations),
+            refused=await runner.refusal(resume),
         )
     finally:
         ledger.close()

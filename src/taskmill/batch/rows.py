@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
 from taskmill.engine.dataset import PromptRow, extra_json, task_fields
-from taskmill.models.base import Model
+from taskmill.models.base import Completion, Model
 from taskmill.models.journaled import Journaled
 from taskmill.programs.agent import AgentRun, AgentSettings
 from taskmill.programs.row import trajectory_row, usage_fields
@@ -45,9 +45,11 @@ class RowMill:
         journal: CallJournal,
         sandboxes: SandboxFactory,
         toolkit: Toolkit,
+        on_answer: Callable[[Completion], None] | None = None,
     ) -> None:
         self._settings = settings
         self._model = model
+        self._on_answer = on_answer
         self._journal = journal
         self._sandboxes = sandboxes
         self._toolkit = toolkit
@@ -66,19 +68,23 @@ class RowMill:
         make_sandbox = partial(self._sandboxes.create, rollout_id, image=row.image, cwd=row.cwd)
         context = ToolContext(rollout_id, make_sandbox)
         box = ToolBox(tools, context, result_limit=self._settings.tool_result_limit)
-        model = Journaled(self._model, self._journal, rollout_id, attempt=attempt)
+        model = Journaled(self._model, self._journal, rollout_id, attempt=attempt, on_answer=self._on_answer)
         agent = AgentRun(
             rollout_id=rollout_id,
             prompt=row.prompt,
             model=model,
             tools=box if tools else None,
-            settings=self._agent,
+            settings=self._agent_for(rollout_id),
             hidden_system=self._settings.ephemeral_system_prompt,
             prefill=self._prefill,
             task=task_fields(row),
             toolsets=toolsets,
         )
         return RowRun(agent, box, model, self._settings.discard_without_reasoning)
+
+    def _agent_for(self, rollout_id: str) -> AgentSettings:
+        sampling = self._agent.sampling.for_rollout(rollout_id)
+        return self._agent if sampling is self._agent.sampling else replace(self._agent, sampling=sampling)
 
     def record(
         self,

@@ -20,11 +20,9 @@ from taskmill.batch.finish import (
     checkpoint,
     endpoint_history,
     merge,
-    now,
     statistics,
 )
 from taskmill.batch.rows import Rolled, RowMill
-from taskmill.batch.sessions import read_sessions, session_seconds
 from taskmill.batch.settings import BatchSettings
 from taskmill.batch.toolkit import Toolkit
 from taskmill.engine.collector import patient_collector
@@ -33,6 +31,7 @@ from taskmill.engine.gate import FailureGate
 from taskmill.engine.progress import Progress
 from taskmill.engine.recall import PriorAttempts, recall
 from taskmill.engine.scheduler import run_lanes
+from taskmill.engine.sessions import endpoint_by_session, now, read_sessions, session_seconds
 from taskmill.errors import RunAbortedError, StoreError
 from taskmill.models.base import Model
 from taskmill.programs.agent import error_record
@@ -42,11 +41,11 @@ from taskmill.store.jsonl import encode_row
 from taskmill.store.ledger import Ledger, PlannedRow, Settlement
 from taskmill.store.run import RunDirectory
 
-CHECKPOINT_GROWTH = 1.25
-"""A checkpoint is written when a quarter more is done than at the last, so its cost per row stays constant."""
-
 CHECKPOINT_EVERY = 64
-"""Rows between two checkpoints of a small run."""
+"""Rows that at least are done between two checkpoints."""
+
+CHECKPOINT_SHARE = 0.01
+"""The part of a run's time that goes into checkpoints at most: each waits until the last one is that small a part."""
 
 
 class BatchRun:
@@ -80,6 +79,7 @@ class BatchRun:
         self._prior = PriorAttempts()
         self._settlement = Settlement(0, 0)
         self._next_checkpoint = 0
+        self._checkpoint_after = 0.0
         self._checkpoint: asyncio.Future[None] | None = None
         self._problem: BaseException | None = None
 
@@ -93,7 +93,7 @@ class BatchRun:
         self._prior.keep(ledger.is_pending)
         await directory.journal.open(ledger.is_pending)
         reused = ledger.done_count
-        self._plan_checkpoint(reused)
+        self._next_checkpoint = reused + CHECKPOINT_EVERY
         self._progress.begin(ledger.total, reused)
         self._note_session(
             "start",
@@ -121,7 +121,7 @@ class BatchRun:
         if directory.commit.failed is not None:
             return
         await directory.commit.flush()
-        self._note_session("end", outcome=outcome)
+        self._note_session("end", outcome=outcome, endpoint=endpoint_history(self._model))
         if self._checkpoint is not None:
             await asyncio.wait([self._checkpoint])
         await self._write_checkpoint()
@@ -139,6 +139,7 @@ class BatchRun:
             journal=self._directory.journal,
             sandboxes=self._sandboxes,
             toolkit=self._toolkit,
+            on_answer=self._progress.answered,
         )
         try:
             await run_lanes(
@@ -214,7 +215,7 @@ class BatchRun:
             "tokens": billed["usage"]["input_tokens"] + billed["usage"]["output_tokens"],
             "cost": billed["cost"],
         }
-        asyncio.ensure_future(acknowledged).add_done_callback(partial(self._acknowledged, state, told))
+        acknowledged.add_done_callback(partial(self._acknowledged, state, told))
 
     def _judge(self, planned: PlannedRow, state: State, error: ErrorRecord | None) -> None:
         if state == "failed":
@@ -241,7 +242,11 @@ class BatchRun:
         if state in DONE_STATES:
             self._directory.journal.forget(told["rollout_id"])
         self._progress.recorded(state, **told)
-        if self._checkpoint is None and self._done >= self._next_checkpoint:
+        if (
+            self._checkpoint is None
+            and self._done >= self._next_checkpoint
+            and asyncio.get_running_loop().time() >= self._checkpoint_after
+        ):
             self._checkpoint = asyncio.ensure_future(self._write_checkpoint())
             self._checkpoint.add_done_callback(self._checkpointed)
 
@@ -260,20 +265,21 @@ class BatchRun:
 
     # -- summing up -----------------------------------------------------------------------------------------
 
-    def _plan_checkpoint(self, done: int) -> None:
-        self._next_checkpoint = max(done + CHECKPOINT_EVERY, int(done * CHECKPOINT_GROWTH))
-
     async def _write_checkpoint(self) -> None:
         """Write the checkpoint, giving way between its pieces: a long one must hold up no rollout and no signal."""
-        self._plan_checkpoint(self._done)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        self._next_checkpoint = self._done + CHECKPOINT_EVERY
         pieces = []
         for piece in checkpoint(self._settings.run_name, self._ledger, self._settings.batch_size):
             pieces.append(piece)
             await asyncio.sleep(0)
         await asyncio.to_thread(self._directory.write_checkpoint, pieces)
+        self._checkpoint_after = clock() + (clock() - began) / CHECKPOINT_SHARE
 
     async def _write_results(self) -> None:
         found = await self._merged()
+        sessions = read_sessions(self._directory)
         self._directory.write_statistics(
             statistics(
                 found,
@@ -283,8 +289,8 @@ class BatchRun:
                 surplus=self._settlement.surplus,
                 skipped_lines=self._indexed.skipped,
                 known_tools=self._toolkit.known_tools,
-                seconds=session_seconds(read_sessions(self._directory)),
-                endpoint=endpoint_history(self._model),
+                seconds=session_seconds(sessions),
+                endpoint=endpoint_by_session(sessions),
                 sandbox=self._confinement,
             )
         )

@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from taskmill.batch.finish import last_write
 from taskmill.batch.run import BatchRun
 from taskmill.batch.settings import POLICY_FIELDS, BatchSettings, check_settings
 from taskmill.batch.told import log_events
 from taskmill.batch.toolkit import OWN, Toolkit, chances_of
 from taskmill.engine.dataset import FileStamp, Indexed, SkippedLine, index_rows, require_file
 from taskmill.engine.progress import Progress
-from taskmill.errors import EmptyDatasetError, RunAbortedError
+from taskmill.engine.sessions import last_write
+from taskmill.errors import ConfigurationError, EmptyDatasetError, RunAbortedError, StoreError
 from taskmill.models.base import Model
 from taskmill.models.choose import is_embedded, open_model
 from taskmill.models.endpoint import Timeouts
@@ -190,6 +190,29 @@ class BatchRunner:
             return "embedded"
         return self._model if isinstance(self._model, str) else self._model.name
 
+    def stored(self, model: str) -> dict[str, Any]:
+        """The configuration that the run's folder keeps, for a model of that name."""
+        return self.settings.stored(
+            model=model,
+            chances=dict(chances_of(self.settings.distribution)),
+            own_tools=[tool.spec.name for tool in self._tools],
+            mcp_servers=sorted(self._mcp_servers),
+            base_url=None if self._base_url is None else public_url(self._base_url),
+        )
+
+    async def refusal(self, resume: bool) -> str:
+        """Why `run(resume)` would refuse to start over what is stored, in words; empty where it would start."""
+        directory = RunDirectory(self.path)
+        try:
+            model = self._open_model()
+            if model is not self._model:
+                await model.close()
+            directory.check_start(self.stored(model.name), resume=resume, policy_fields=POLICY_FIELDS)
+            directory.check_lock()
+        except (ConfigurationError, StoreError) as problem:
+            return str(problem)
+        return ""
+
     async def _run_planned(self, ledger: Ledger, indexed: Indexed, resume: bool) -> None:
         settings = self.settings
         async with AsyncExitStack() as stack:
@@ -197,26 +220,22 @@ class BatchRunner:
             if model is not self._model:
                 stack.push_async_callback(model.close)
             directory = RunDirectory(self.path, sync=settings.sync)
-            stored = settings.stored(
-                model=model.name,
-                chances=dict(chances_of(settings.distribution)),
-                own_tools=[tool.spec.name for tool in self._tools],
-                mcp_servers=sorted(self._mcp_servers),
-                base_url=None if self._base_url is None else public_url(self._base_url),
-            )
+            stored = self.stored(model.name)
+            # All that can refuse the start comes before anything is made, so that nothing is left of one.
+            directory.check_start(stored, resume=resume, policy_fields=POLICY_FIELDS)
+            workspaces = self.path / "workspaces"
+            sandboxes = open_sandboxes(settings.sandbox, directory=workspaces, limits=self._sandbox_limits())
+            toolkit = self.toolkit(await self._open_mcp(stack))
             written = last_write(self.path)
             opened = directory.open_for_writing(stored, resume=resume, policy_fields=POLICY_FIELDS)
             stack.push_async_callback(directory.close)
             for repair in opened.repairs:
                 self.progress.tell("warning", message=str(repair))
-            toolkit = self.toolkit(await self._open_mcp(stack))
             for toolset, lacks in toolkit.missing.items():
                 self.progress.tell("note", message=f"toolset {toolset!r} is left out: {lacks}")
-            workspaces = self.path / "workspaces"
             if workspaces.exists() and (left := await asyncio.to_thread(sweep_leftovers, workspaces)):
                 self.progress.tell("note", message=f"{left} leftovers of a killed session were removed")
             stack.callback(_remove_empty, workspaces)
-            sandboxes = open_sandboxes(settings.sandbox, directory=workspaces, limits=self._sandbox_limits())
             confinement = describe(settings.sandbox)
             self.progress.tell("note", message=f"sandbox: {confinement}")
             run = BatchRun(
@@ -239,9 +258,10 @@ class BatchRunner:
             self._model,
             base_url=self._base_url,
             api_key=self._api_key,
-            timeouts=Timeouts(attempt=settings.call_timeout),
+            timeouts=Timeouts(attempt=settings.call_timeout, total=settings.total_timeout),
             policy=RetryPolicy(attempts=settings.max_attempts),
             prices=self._prices,
+            tell=lambda message: self.progress.tell("warning", message=message),
         )
 
     async def _open_mcp(self, stack: AsyncExitStack) -> dict[str, list[Tool]]:

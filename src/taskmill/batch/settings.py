@@ -31,7 +31,10 @@ POLICY_FIELDS = frozenset(
 """Stored settings that may differ at a resume: they decide how a run is carried out, not what a sample is."""
 
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+LARGEST = 2**53
+"""The largest integer that every reader of JSON keeps exactly."""
+
+Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 """A number of things, at least one. Strict, because `True` would pass for 1."""
 
 
@@ -72,7 +75,7 @@ class BatchSettings(_Strict):
     """Log each row as it ends."""
     ephemeral_system_prompt: str | None = None
     """Sent with every call, recorded nowhere."""
-    log_prefix_chars: Annotated[int, Field(ge=0, strict=True)] = 100
+    log_prefix_chars: Annotated[int, Field(ge=0, le=LARGEST, strict=True)] = 100
     """Characters of a prompt or answer that a log line shows."""
     providers_allowed: list[str] | None = None
     providers_ignored: list[str] | None = None
@@ -88,7 +91,7 @@ class BatchSettings(_Strict):
 
     output_dir: Path = Path("data")
     """Where the run's folder stands."""
-    seed: Annotated[int, Field(strict=True)] = 0
+    seed: Annotated[int, Field(ge=-LARGEST, le=LARGEST, strict=True)] = 0
     """Decides the draw of toolsets."""
     sandbox: Literal["auto", "bubblewrap", "plain", "docker"] = "auto"
     """What confines the commands a model runs."""
@@ -100,14 +103,25 @@ class BatchSettings(_Strict):
     """Give up when a larger fraction of the finished rows failed; 1 never gives up."""
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    tool_result_limit: Annotated[int, Field(ge=200, strict=True)] = 50_000
+    sampling_seed: Annotated[int, Field(ge=-LARGEST, le=LARGEST, strict=True)] | None = None
+    """Each row's requests carry a seed made of this one and the row's rollout id; unset, they carry none."""
+    tool_result_limit: Annotated[int, Field(ge=200, le=LARGEST, strict=True)] = 50_000
     """Characters of one tool result that the model sees."""
     call_timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for one attempt at a model call."""
+    total_timeout: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds for a model call with all its attempts and the waiting between them."""
     max_attempts: Count = 6
     """Attempts at a model call before its sample fails."""
     sync: Literal["each", "group", "none"] = "group"
     """When stored rows are forced to the disk: each, in groups, or when the system likes."""
+
+    @field_validator("dataset_file", "output_dir")
+    @classmethod
+    def _is_a_path(cls, path: Path) -> Path:
+        if "\0" in str(path):
+            raise ValueError("a path can't hold a NUL character")
+        return path
 
     @field_validator("run_name")
     @classmethod
@@ -126,8 +140,13 @@ class BatchSettings(_Strict):
         return None if config is None else Reasoning(config.enabled, config.effort)
 
     def sampling(self) -> Sampling:
-        """The sampling as a request carries it."""
-        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+        """The sampling of the run; its seed becomes another one for each row."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+            seed=self.sampling_seed,
+        )
 
     def prefill(self) -> tuple[Message, ...]:
         """The prefilled turns as messages."""
@@ -146,7 +165,10 @@ class BatchSettings(_Strict):
         """What the run's configuration keeps: no key, no display option, nothing about this machine's speed."""
         shown = self.model_dump(
             mode="json",
-            exclude={"verbose", "log_prefix_chars", "output_dir", "sync", "call_timeout", "max_attempts"},
+            exclude={
+                *("verbose", "log_prefix_chars", "output_dir", "sync"),
+                *("call_timeout", "total_timeout", "max_attempts"),
+            },
         )
         # Enough to know at a resume whether they are the same, and nothing of what they say.
         for name in ("ephemeral_system_prompt", "prefill_messages"):
@@ -177,5 +199,13 @@ def _explain(error: Any) -> str:
         return f"unknown setting {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if error["type"] == "missing":
         return f"{path!r} is required"
-    shown = "" if isinstance(error["input"], Mapping) else f"={error['input']!r}"
+    shown = "" if isinstance(error["input"], Mapping) else f"={_short(error['input'])}"
     return f"{path}{shown}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or a number of thousands of digits
+        return "…"
+    return text if len(text) <= 200 else f"{text[:200]}…"

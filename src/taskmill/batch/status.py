@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from taskmill.batch.finish import last_write
-from taskmill.batch.sessions import Session, read_sessions, session_seconds
 from taskmill.engine.dataset import index_rows
 from taskmill.engine.recall import recall
+from taskmill.engine.sessions import activity, last_write, read_sessions, session_seconds
 from taskmill.engine.summary import Totals, outcome_samples, shard_samples
-from taskmill.records import Usage
+from taskmill.records import DONE_STATES, Usage
 from taskmill.store.ledger import Ledger
 from taskmill.store.run import RunDirectory
 
@@ -40,7 +39,10 @@ class Flight(Struct, frozen=True):
 
 
 class RunStatus(Struct, frozen=True):
-    """How a run stands. `outcomes` has the states that occur and adds up to the plan; `seconds` is time worked."""
+    """How a run stands. `outcomes` has the states that occur and adds up to the plan; `seconds` is time worked.
+
+    `kept_calls` are finished calls of all rows that are not done: a resume does not pay for them again.
+    """
 
     path: str
     model: str
@@ -53,6 +55,7 @@ class RunStatus(Struct, frozen=True):
     sessions: int
     failures: list[Failure]
     in_flight: list[Flight]
+    kept_calls: int
     note: str = ""
 
 
@@ -80,11 +83,12 @@ async def status_of(path: Path) -> RunStatus:
         await recall(directory, ledger)
         totals = _totals(directory)
         sessions = read_sessions(directory)
+        flights, kept = _in_flight(directory, ledger)
         counts = {state: count for state, count in ledger.counts().items() if count}
         return RunStatus(
             path=str(path),
             model=str(config.get("model", "")),
-            activity=_activity(directory, sessions),
+            activity=activity(directory, sessions),
             outcomes=counts,
             calls=totals.calls,
             usage=totals.usage,
@@ -92,7 +96,8 @@ async def status_of(path: Path) -> RunStatus:
             seconds=session_seconds(sessions, _last_write(path)),
             sessions=sum(session.event == "start" for session in sessions),
             failures=_failures(directory, ledger),
-            in_flight=_in_flight(directory, ledger),
+            in_flight=flights,
+            kept_calls=kept,
             note=note,
         )
     finally:
@@ -113,18 +118,6 @@ def _plan(ledger: Ledger, config: dict[str, object]) -> str:
 def _last_write(path: Path) -> datetime | None:
     moment = last_write(path)
     return None if moment is None else datetime.fromisoformat(moment)
-
-
-def _activity(directory: RunDirectory, sessions: list[Session]) -> str:
-    holder = directory.holder()
-    if holder is not None:
-        return f"running: pid {holder.pid} on {holder.host} since {holder.since}"
-    if not sessions:
-        return "not started"
-    last = sessions[-1]
-    if last.event == "start":
-        return f"its last session was killed (pid {last.pid} on {last.host}, started {last.moment})"
-    return f"{last.outcome} {last.moment}"
 
 
 def _totals(directory: RunDirectory) -> Totals:
@@ -159,13 +152,17 @@ def _failures(directory: RunDirectory, ledger: Ledger) -> list[Failure]:
     return sorted(kinds.values(), key=lambda failure: -failure.count)
 
 
-def _in_flight(directory: RunDirectory, ledger: Ledger) -> list[Flight]:
+def _in_flight(directory: RunDirectory, ledger: Ledger) -> tuple[list[Flight], int]:
+    """The rows under way, or that were when the run was killed, and the kept calls of all that are not done."""
     calls: Counter[str] = Counter()
     for rollout_id, number in directory.journal.calls():
         calls[rollout_id] = max(calls[rollout_id], number + 1)
-    flights = []
+    flights, kept = [], 0
     for rollout_id, count in calls.items():
         found = ledger.find(rollout_id)
-        if found is not None and found.state == "pending":
+        if found is None or found.state in DONE_STATES:
+            continue
+        kept += count
+        if found.state == "pending":
             flights.append(Flight(found.row, count))
-    return sorted(flights, key=lambda flight: flight.row)
+    return sorted(flights, key=lambda flight: flight.row), kept

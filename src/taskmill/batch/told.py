@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from taskmill.engine.progress import logged
+
 logger = logging.getLogger("taskmill.batch")
 
 
@@ -26,12 +28,5 @@ def event_line(event: Mapping[str, Any], *, verbose: bool) -> str | None:
 
 
 def log_events(*, verbose: bool) -> Callable[[Mapping[str, Any]], None]:
-    """A listener for runs that have none: what went wrong as warnings, the rest as information."""
-
-    def log(event: Mapping[str, Any]) -> None:
-        line = event_line(event, verbose=verbose)
-        if line is not None:
-            wrong = event["event"] in ("warning", "first_error")
-            logger.log(logging.WARNING if wrong else logging.INFO, "%s", line)
-
-    return log
+    """A listener that logs what `event_line` says."""
+    return logged(lambda event: event_line(event, verbose=verbose), logger)

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from taskmill.errors import ConfigurationError
 from taskmill.tools.base import Tool
-from taskmill.tools.distributions import distribution, select_toolsets
+from taskmill.tools.distributions import NO_TOOLSETS, distribution, select_toolsets
 from taskmill.tools.toolsets import TOOLSETS, known_tools
-
-NO_TOOLSETS = "none"
-"""The distribution that offers nothing but a run's own tools."""
 
 OWN = "own"
 """The toolset that a run's own tools stand under in its records."""

@@ -56,6 +56,8 @@ def parse_row(line: bytes) -> PromptRow:
         raise ValueError(f"'prompt' is {_kind(prompt)}, not a string")
     if not prompt.strip():
         raise ValueError("'prompt' is blank")
+    if not value:
+        return PromptRow(prompt, None, None, value)
     images = {name: value.pop(name) for name in IMAGE_FIELDS if name in value}
     for name, image in images.items():
         if image is not None and (not isinstance(image, str) or not image.strip()):

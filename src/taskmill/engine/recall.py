@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from taskmill.engine.dataset import sample_key
+from taskmill.programs.row import RowHead, row_head
 from taskmill.records import State
 from taskmill.store.ledger import Ledger, Settlement
 from taskmill.store.run import RunDirectory
@@ -19,17 +20,6 @@ logger = logging.getLogger(__name__)
 
 YIELD_EVERY = 1000
 """Rows read between two looks at the event loop, so that an interrupt is answered at once."""
-
-
-class ShardRow(Struct):
-    """The fields of a shard row that a resume needs; a row made elsewhere may lack all of ours."""
-
-    rollout_id: str = ""
-    task_key: str = ""
-    task_detail: str = ""
-    completed: bool = False
-    partial: bool = False
-    conversations: Raw = Raw(b"[]")
 
 
 class OutcomeRow(Struct):
@@ -61,14 +51,7 @@ class PriorAttempts:
         return self._attempts.get(rollout_id, 0)
 
 
-class _Turn(Struct):
-    said_by: str = msgspec.field(name="from", default="")
-    value: str = ""
-
-
-_decode_row = msgspec.json.Decoder(ShardRow).decode
 _decode_outcome = msgspec.json.Decoder(OutcomeRow).decode
-_decode_turns = msgspec.json.Decoder(list[_Turn]).decode
 
 
 async def recall(directory: RunDirectory, ledger: Ledger) -> tuple[PriorAttempts, Settlement]:
@@ -106,12 +89,11 @@ async def recall(directory: RunDirectory, ledger: Ledger) -> tuple[PriorAttempts
 
 def _recall_row(ledger: Ledger, line: bytes) -> bool:
     """Tell the ledger of one row; false for a line that is none."""
-    try:
-        row = _decode_row(line)
-    except msgspec.DecodeError:
+    row = row_head(line)
+    if row is None:
         return False
     if row.completed or row.partial:
-        key = _hash_of(row.task_key) or _key_of(row.conversations)
+        key = _hash_of(row.task_key) or _key_of(row)
         if key is not None:
             state: State = "completed" if row.completed else "partial"
             ledger.store(key, _hash_of(row.task_detail) or key, row.rollout_id or None, state)
@@ -126,12 +108,8 @@ def _hash_of(text: str) -> bytes:
         return b""
 
 
-def _key_of(conversations: Raw) -> bytes | None:
+def _key_of(row: RowHead) -> bytes | None:
     """The key of a row that is stored without one: its first human turn is its prompt."""
-    try:
-        turns = _decode_turns(conversations)
-    except msgspec.DecodeError:
-        return None
-    prompts = (turn.value for turn in turns if turn.said_by == "human")
+    prompts = (turn.value for turn in row.conversations if turn.said_by == "human")
     prompt = next(prompts, None)
     return None if prompt is None else sample_key(prompt, None, None)

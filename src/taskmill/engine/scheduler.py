@@ -8,14 +8,14 @@ them all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 Lane = TypeVar("Lane")
 
 
 async def run_lanes(
-    lanes: Iterable[Lane],
+    lanes: Iterable[Lane] | AsyncIterable[Lane],
     work: Callable[[Lane], Awaitable[None]],
     *,
     window: int,
@@ -36,15 +36,25 @@ async def run_lanes(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for lane in lanes:
+            async for lane in _each(lanes):
                 await places.acquire()
                 if stop():
                     break
                 group.create_task(run_one(lane))
     except BaseExceptionGroup as failures:
-        raise _first(failures) from None
+        raise first_of(failures) from None
 
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+async def _each(lanes: Iterable[Lane] | AsyncIterable[Lane]) -> AsyncIterator[Lane]:
+    if isinstance(lanes, AsyncIterable):
+        async for lane in lanes:
+            yield lane
+    else:
+        for lane in lanes:
+            yield lane
+
+
+def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first of several errors that came together."""
     inner = failures.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+    return first_of(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -108,10 +108,13 @@ class Totals:
         if sample.stop_reason:
             self.stop_reasons[sample.stop_reason] += 1
         for name, seen in sample.tool_stats.items():
-            total = self.tools.setdefault(name, ToolCount())
-            total.count += seen.count
-            total.success += seen.success
-            total.failure += seen.failure
+            total = self.tools.get(name)
+            if total is None:
+                total = self.tools[name] = ToolCount()
+            if seen.count or seen.success or seen.failure:
+                total.count += seen.count
+                total.success += seen.success
+                total.failure += seen.failure
         self.reasoning.assistant_turns += sample.reasoning.assistant_turns
         self.reasoning.with_reasoning += sample.reasoning.with_reasoning
         self.reasoning.without_reasoning += sample.reasoning.without_reasoning

@@ -1,4 +1,4 @@
-"""Who answers: scripted, endpoint and embedded models behind one protocol, with retry and rate control around them."""
+"""Who answers: scripted, endpoint, embedded and local models behind one protocol, with retry around them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Completion": "taskmill.models.base",
+    "LocalModel": "taskmill.models.local",
     "Model": "taskmill.models.base",
     "Reasoning": "taskmill.models.base",
     "Request": "taskmill.models.base",
@@ -15,11 +16,21 @@ _HOMES = {
     "open_model": "taskmill.models.choose",
 }
 
-__all__ = ["Completion", "Model", "Reasoning", "Request", "Sampling", "ScriptedModel", "open_model"]
+__all__ = [
+    "Completion",
+    "LocalModel",
+    "Model",
+    "Reasoning",
+    "Request",
+    "Sampling",
+    "ScriptedModel",
+    "open_model",
+]
 
 if TYPE_CHECKING:
     from taskmill.models.base import Completion, Model, Reasoning, Request, Sampling
     from taskmill.models.choose import open_model
+    from taskmill.models.local import LocalModel
     from taskmill.models.scripted import ScriptedModel
 
 

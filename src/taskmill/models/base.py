@@ -13,10 +13,14 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from taskmill.records import CallRecord, Message, ToolSpec, Usage
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _raw_as_text(value: object) -> str:
@@ -26,13 +30,25 @@ def _raw_as_text(value: object) -> str:
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
-    """How to sample. `None` leaves the choice to the model; `seed` is dropped, with one warning, where unsupported."""
+    """How to sample. `None` leaves the choice to the model; `seed` is dropped, with one warning, where unsupported.
+
+    `logprobs` asks for the log-probability of each token of the answer, and for the tokens' ids where the endpoint has
+    a way to. It is dropped in the same way.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: bool = False
+
+    def for_rollout(self, rollout_id: str) -> Sampling:
+        """The same with a seed of that rollout's own, made of this one: 31 bits, as some endpoints take no more."""
+        if self.seed is None:
+            return self
+        digest = blake2b(f"{self.seed}:{rollout_id}".encode(), digest_size=4).digest()
+        return replace(self, seed=int.from_bytes(digest, "big") >> 1)
 
 
 class Reasoning(Struct, frozen=True, omit_defaults=True):
@@ -58,7 +74,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
     def digest(self, model: str) -> str:
         """Hash of the request to `model`: 32 hex digits, the same in every process."""
         try:
-            encoded = msgspec.json.encode((model, self), order="deterministic")
+            encoded = _encode((model, self))
         except UnicodeEncodeError:
             # An unpaired surrogate (a tool may print one) has no UTF-8 form; escaped, it hashes like the rest.
             plain = msgspec.to_builtins((model, self), builtin_types=(), enc_hook=_raw_as_text)
@@ -100,6 +116,8 @@ class Completion(Struct, frozen=True, omit_defaults=True):
             attempts=self.attempts,
             finish_reason=self.finish_reason,
             replayed=self.replayed,
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
         )
 
 

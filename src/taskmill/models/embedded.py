@@ -24,7 +24,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from taskmill.models.catalog import HOW_TO_INSTALL, embedded_weights, runtime_is
 from taskmill.models.endpoint import EndpointModel, Timeouts
 from taskmill.models.grammar import Bounds, Calling, turn_grammar
 from taskmill.models.plainchat import Room, as_plain_messages, read_turn
+from taskmill.models.sleeping import import_sleeping
 from taskmill.models.streamed import STREAM, whole_answer
 from taskmill.records import Message
 
@@ -271,23 +271,8 @@ def _server(key: _Key) -> _Running:
         return _servers[key]
 
 
-def _runtime() -> Any:
-    """Import llama.cpp with threads that sleep while they wait for each other.
-
-    OpenMP's threads spin by default, which is a little faster alone and ten times slower on a machine that has
-    anything else to do. The variable is read once, when the library is loaded, and is not left to child processes.
-    """
-    before = os.environ.get("OMP_WAIT_POLICY")
-    os.environ["OMP_WAIT_POLICY"] = before or "passive"
-    try:
-        return import_module("xllamacpp")
-    finally:
-        if before is None:
-            del os.environ["OMP_WAIT_POLICY"]
-
-
 def _start(key: _Key) -> _Running:
-    xllamacpp = _runtime()
+    xllamacpp = import_sleeping("xllamacpp")
     # Other users of this machine can reach a loopback port; without the key they get nothing from it.
     api_key = secrets.token_urlsafe(24)
     params = xllamacpp.CommonParams()

@@ -11,9 +11,10 @@ import base64
 import contextlib
 import logging
 import math
+import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -43,7 +44,7 @@ from taskmill.models.transport import (
     open_session,
     used_kept_connection,
 )
-from taskmill.models.wire import REASONING_ECHO, decode_answer, encode_request, read_error
+from taskmill.models.wire import REASONING_ECHO, TOKEN_IDS, decode_answer, encode_request, read_error
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +153,8 @@ class EndpointModel:
             started = time.perf_counter()
             try:
                 raw = await self._post(body)
-                completion = self._decode(raw if unpack is None else unpack(raw))
+                seconds = time.perf_counter() - started
+                completion = self._decode(raw if unpack is None else unpack(raw), seconds)
             except BadRequestError as error:
                 field = self._refused_field(error, request, without)
                 if field is None:
@@ -161,18 +163,7 @@ class EndpointModel:
             else:
                 if not without <= self._without:
                     self._remember(without)
-                return Completion(
-                    completion.message,
-                    completion.usage,
-                    completion.finish_reason,
-                    completion.model or self._name,
-                    completion.cost,
-                    time.perf_counter() - started,
-                    token_ids=completion.token_ids,
-                    logprobs=completion.logprobs,
-                    notes=completion.notes,
-                    counted=completion.counted,
-                )
+                return completion
 
     async def close(self) -> None:
         """Close all connections. A later call opens new ones."""
@@ -186,12 +177,21 @@ class EndpointModel:
     # -- one exchange -----------------------------------------------------------------------------------------
 
     async def _post(self, body: bytes) -> bytes:
-        if self._loop is not asyncio.get_running_loop():
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
             await self._leave_loop()
-        session, deadlines = self._open()
+        session, deadlines = self._open(loop)
         try:
             with deadlines.attempt():
-                response = await self._send(session, body)
+                forget_connection()
+                try:
+                    response = await self._ask(session, body)
+                except _STALE:
+                    if session.closed or not used_kept_connection():
+                        raise
+                    # The endpoint closed a kept connection just as it was used again. Nothing of an answer
+                    # had come, so nothing was answered twice.
+                    response = await self._ask(session, body)
                 try:
                     raw = await self._read(response)
                 finally:
@@ -204,24 +204,10 @@ class EndpointModel:
             raise self._refusal(response.status, response.headers, raw)
         return raw
 
-    async def _send(self, session: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
-        again = True
-        while True:
-            forget_connection()
-            try:
-                return await session.post(
-                    self._url,
-                    data=body,
-                    allow_redirects=False,
-                    timeout=self._client_timeout,
-                    proxy=self._proxy,
-                )
-            except _STALE:
-                if not again or session.closed or not used_kept_connection():
-                    raise
-                # The endpoint closed a kept connection just as it was used again. Nothing of an answer
-                # had come, so nothing was answered twice.
-                again = False
+    def _ask(self, session: aiohttp.ClientSession, body: bytes) -> Awaitable[aiohttp.ClientResponse]:
+        return session.post(
+            self._url, data=body, allow_redirects=False, timeout=self._client_timeout, proxy=self._proxy
+        )
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         announced = response.content_length
@@ -246,15 +232,12 @@ class EndpointModel:
         if self._session is not None and self._loop is not None and self._loop.is_closed():
             await self.close()
 
-    def _open(self) -> tuple[aiohttp.ClientSession, Deadlines]:
-        loop = asyncio.get_running_loop()
+    def _open(self, loop: asyncio.AbstractEventLoop) -> tuple[aiohttp.ClientSession, Deadlines]:
         session, deadlines = self._session, self._deadlines
         if session is None or deadlines is None or self._loop is not loop:
             headers = CIMultiDict(
                 {
                     hdrs.CONTENT_TYPE: "application/json",
-                    hdrs.ACCEPT: "application/json",
-                    hdrs.ACCEPT_ENCODING: "gzip, deflate",
                     hdrs.USER_AGENT: f"taskmill/{__version__}",
                 }
             )
@@ -265,9 +248,9 @@ class EndpointModel:
             self._deadlines = deadlines = Deadlines(loop, self._patience)
         return session, deadlines
 
-    def _decode(self, raw: bytes) -> Completion:
+    def _decode(self, raw: bytes, seconds: float) -> Completion:
         try:
-            return decode_answer(raw)
+            return decode_answer(raw, model=self._name, seconds=seconds)
         except ModelError as error:
             text = raw[:LARGEST_ERROR].decode("utf-8", "replace")
             clean = self._redacted(text)
@@ -276,7 +259,7 @@ class EndpointModel:
                 raise
         # Read again without the secret, so that no message made of the body holds a part of it either.
         try:
-            return decode_answer(clean.encode())
+            return decode_answer(clean.encode(), model=self._name, seconds=seconds)
         except ModelError as error:
             error.body = clean[:BODY_KEPT]
             raise
@@ -312,7 +295,9 @@ class EndpointModel:
             case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
                 return ModelError(f"no trusted connection to {self._place}: {text}")
             case aiohttp.ClientConnectorError():
-                return TransientModelError(f"no connection to {self._place}: {text}")
+                return TransientModelError(
+                    f"no connection to {self._place}: {self._redacted(_why(error.os_error))}"
+                )
             case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
                 return TransientModelError(
                     f"{self._place} closed the connection before the answer was whole: {text}"
@@ -331,6 +316,10 @@ class EndpointModel:
             return "seed"
         if _UNKNOWN_FIELD.search(said) is None:
             return None
+        if request.sampling.logprobs:
+            for field in (TOKEN_IDS, "logprobs"):
+                if field not in without and field in said:
+                    return field
         limit = self._family.limit_field
         if limit not in without and request.sampling.max_tokens is not None and limit in said:
             return limit
@@ -402,3 +391,10 @@ def _proxy_for(url: URL) -> URL | None:
     raise ConfigurationError(
         f"the environment's proxy for {url.scheme} can't be used: give an http:// proxy or list {host!r} in NO_PROXY"
     )
+
+
+def _why(error: OSError) -> str:
+    """What the system says of a connection that did not come about."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)

@@ -25,13 +25,17 @@ _OPENAI_REASONERS = re.compile(r"(^|/)(o\d|gpt-[5-9]|codex)")
 
 
 class Family(Struct, frozen=True):
-    """What endpoints of one kind take. `asks` maps a wish for reasoning to fields of the request."""
+    """What endpoints of one kind take. `asks` maps a wish for reasoning to fields of the request.
+
+    `gives_token_ids` says that the ids of an answer's tokens can be asked for, or that asking does no harm.
+    """
 
     name: str
     asks: Callable[[Reasoning, str, int | None], Mapping[str, Any]]
     echo: Echo = "no"
     limit_field: str = "max_tokens"
     routes: bool = False
+    gives_token_ids: bool = False
 
 
 def routing(
@@ -123,7 +127,7 @@ def _own_server(wish: Reasoning, model: str, limit: int | None) -> Mapping[str, 
     return asked
 
 
-OWN_SERVER = Family("own server", _own_server, echo="content")
+OWN_SERVER = Family("own server", _own_server, echo="content", gives_token_ids=True)
 
 _HOSTS: tuple[tuple[str, Family], ...] = (
     ("openrouter.ai", Family("openrouter", _openrouter, echo="details", routes=True)),

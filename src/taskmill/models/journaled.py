@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,14 +29,25 @@ class Journaled:
     it was safe.
 
     `attempt` numbers the attempts at the rollout that end in a record. The record of one is billed the calls that
-    were answered here but for the first `billed_before`, and those of `let_go()`.
+    were answered here but for the first `billed_before`, and those of `let_go()`. `on_answer` hears of each live
+    answer.
     """
 
-    def __init__(self, model: Model, journal: CallJournal, rollout_id: str, *, attempt: int = 1) -> None:
+    def __init__(
+        self,
+        model: Model,
+        journal: CallJournal,
+        rollout_id: str,
+        *,
+        attempt: int = 1,
+        on_answer: Callable[[Completion], None] | None = None,
+    ) -> None:
         self._model = model
+        self._name = model.name
         self._journal = journal
         self._rollout_id = rollout_id
         self._attempt = attempt
+        self._on_answer = on_answer
         self._number = 0
         self.billed_before = 0
         """How many of the answered calls an earlier attempt was billed; they come first."""
@@ -46,11 +58,11 @@ class Journaled:
     @property
     def name(self) -> str:
         """The model's name, as it stands in records."""
-        return self._model.name
+        return self._name
 
     async def complete(self, request: Request) -> Completion:
         """Answer `request` from the journal, or by asking the model. A replayed completion says so."""
-        digest = request.digest(self._model.name)
+        digest = request.digest(self._name)
         if not self._live:
             kept = self._replay(digest)
             if kept is not None:
@@ -64,6 +76,8 @@ class Journaled:
             completion = _decode(encoded)
         self._journal.record(self._rollout_id, self._number, digest, encoded, self._attempt)
         self._number += 1
+        if self._on_answer is not None:
+            self._on_answer(completion)
         return completion
 
     def let_go(self) -> list[Completion]:

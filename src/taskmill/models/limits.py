@@ -82,16 +82,24 @@ class AdaptiveLimit:
 
     # -- for those who call -----------------------------------------------------------------------------------
 
-    async def acquire(self) -> int:
-        """Wait for a place. The ticket tells `release` whether the call began before or after a cut."""
+    def take(self) -> int | None:
+        """A place without waiting, as `acquire` gives it; `None` where one has to be waited for."""
         if self._began is None:
             self._note("start")
         if self._waiters or self._in_flight >= int(self._limit) or self._resume is not None:
-            await self._wait()
-        else:
-            self._in_flight += 1
+            return None
+        self._in_flight += 1
         self._ticket += 1
         return self._ticket
+
+    async def acquire(self) -> int:
+        """Wait for a place. The ticket tells `release` whether the call began before or after a cut."""
+        ticket = self.take()
+        if ticket is None:
+            await self._wait()
+            self._ticket += 1
+            ticket = self._ticket
+        return ticket
 
     def release(
         self, ticket: int, *, answered: bool = False, refused: bool = False, retry_after: float | None = None

@@ -7,7 +7,6 @@ its package and needs no network. Nothing is guessed: a host that list does not 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +23,7 @@ Table = Mapping[str, Mapping[str, float]]
 `input`."""
 
 _FIELDS = frozenset({"input", "output", "cached"})
+_MOST = 1e9
 _REFRESH_SECONDS = 600
 """Some listed prices depend on the hour, so the list is asked again this often."""
 
@@ -101,7 +101,7 @@ def _own_tariff(model: str, prices: Mapping[str, float]) -> Tariff:
             "give input, output and, if it differs, cached"
         )
     for field, value in prices.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MOST:
             raise ConfigurationError(
                 f"price {field}={value!r} of model {model!r} can't be: give US dollars for a million tokens"
             )

@@ -22,6 +22,9 @@ from taskmill.records import Usage
 
 _log = logging.getLogger(__name__)
 
+LONG_WAIT = 60.0
+"""Seconds of waiting that people are told of, when the endpoint asks for so many or more."""
+
 Price = Callable[[str, Usage], float | None]
 """US dollars for the usage of a model, or `None` where no price is known."""
 
@@ -61,7 +64,8 @@ class Retrying:
 
     `total` counts from the first attempt: waiting in line for a first place is bounded by the calls ahead,
     each of which is bounded itself. The first attempt ends by the model's own timeout, the later ones also
-    when `total` is over. `price` fills in the cost where the endpoint named none but counted the tokens.
+    when `total` is over. `price` fills in the cost where the endpoint named none but counted the tokens. `tell`
+    gets a line for people when the endpoint asks for a long wait, once for each such wait; without it, it is logged.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Retrying:
         limit: AdaptiveLimit | None = None,
         price: Price | None = None,
         total: float = 3600.0,
+        tell: Callable[[str], None] | None = None,
         random: Random | None = None,
     ) -> None:
         self._model = model
@@ -79,6 +84,8 @@ class Retrying:
         self.limit = limit or AdaptiveLimit()
         self._price = price
         self._total = total
+        self._tell = tell or _log.warning
+        self._told_until = -math.inf
         self._random = random or Random()
         self._told_of_no_count = False
 
@@ -97,8 +104,11 @@ class Retrying:
         attempts = failures = 0
         last: ModelError | None = None
         while True:
-            ticket = await (limit.acquire() if last is None else self._place_before(deadline, last))
-            started = loop.time()
+            started = entered
+            ticket = limit.take() if last is None else None
+            if ticket is None:
+                ticket = await (limit.acquire() if last is None else self._place_before(deadline, last))
+                started = loop.time()
             if attempts == 0:
                 deadline = started + self._total
             attempts += 1
@@ -120,7 +130,8 @@ class Retrying:
                 raise
             else:
                 limit.release(ticket, answered=True)
-                return self._stamped(completion, started - entered, loop.time() - started, attempts)
+                seconds = completion.seconds or loop.time() - started
+                return self._stamped(completion, started - entered, seconds, attempts)
             now = loop.time()
             worked += now - started
             refused = isinstance(last, RateLimitedError)
@@ -137,6 +148,8 @@ class Retrying:
             if not last.retryable or failures >= self._policy.attempts:
                 raise last
             pause = self._policy.pause(attempts, asked, self._random)
+            if asked is not None and asked >= LONG_WAIT:
+                self._tell_of_wait(now, asked, last)
             if now + pause >= deadline:
                 raise last
             _log.info("attempt %d at model %s failed, next in %.1f s: %s", attempts, self.name, pause, last)
@@ -145,6 +158,18 @@ class Retrying:
     async def close(self) -> None:
         """Close the wrapped model."""
         await self._model.close()
+
+    def _tell_of_wait(self, now: float, asked: float, error: ModelError) -> None:
+        """Say that the endpoint wants to be left alone for long. Every call under way hears so; it is said once."""
+        if now < self._told_until:
+            return
+        self._told_until = now + asked
+        again = self._policy.longest
+        self._tell(
+            f"the endpoint of model {self.name!r} asks to wait {asked:,.0f} s ({error}). It is asked again "
+            + (f"every {again:g} s" if asked > again else "then")
+            + f"; a call without an answer after {self._total:,.0f} s in all fails"
+        )
 
     async def _place_before(self, deadline: float, last: ModelError) -> int:
         try:
@@ -164,10 +189,8 @@ class Retrying:
                     "model %r does not say how many tokens it took: such calls are counted without cost",
                     self.name,
                 )
+        if attempts == 1 and not waiting and cost == completion.cost and seconds == completion.seconds:
+            return completion
         return replace(
-            completion,
-            cost=cost,
-            seconds=completion.seconds or seconds,
-            waiting=waiting + completion.waiting,
-            attempts=attempts,
+            completion, cost=cost, seconds=seconds, waiting=waiting + completion.waiting, attempts=attempts
         )

@@ -10,9 +10,10 @@ import asyncio
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 import aiohttp
+from aiohttp import hdrs
 from multidict import CIMultiDict
 
 if TYPE_CHECKING:
@@ -103,16 +104,25 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._given_out: WeakSet[ResponseHandler] = WeakSet()
+        self._given_out: dict[int, ref[ResponseHandler]] = {}
 
     async def connect(self, *arguments: Any, **named: Any) -> Connection:
         connection = await super().connect(*arguments, **named)
         protocol = connection.protocol
-        if protocol in self._given_out:
+        number = id(protocol)
+        known = self._given_out.get(number)
+        if known is not None and known() is protocol:
             _kept.set(True)
         elif protocol is not None:
-            self._given_out.add(protocol)
+            forget = self._given_out.pop
+            self._given_out[number] = ref(protocol, lambda _: forget(number, None))
         return connection
+
+
+class _Request(aiohttp.ClientRequest):
+    """A request with defaults of its own: headers of the session would be copied into each request one by one."""
+
+    DEFAULT_HEADERS = {hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "gzip, deflate"}  # noqa: RUF012
 
 
 def forget_connection() -> None:
@@ -133,6 +143,7 @@ def open_session(headers: CIMultiDict[str], *, keep_alive: bool = True) -> aioht
     keeping: dict[str, Any] = {"keepalive_timeout": 30.0} if keep_alive else {"force_close": True}
     return aiohttp.ClientSession(
         connector=_Connector(limit=0, limit_per_host=0, ttl_dns_cache=300, **keeping),
+        request_class=_Request,
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         trust_env=False,

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from taskmill.errors import MalformedAnswerError
 from taskmill.models.base import Completion, Request
@@ -25,6 +25,9 @@ from taskmill.records import Message, ToolCall, ToolSpec, Usage
 
 REASONING_ECHO = "reasoning of earlier turns"
 """Stands in `without` for the fields in which earlier reasoning goes back, whatever they are called."""
+
+TOKEN_IDS = "return_token_ids"
+"""The field by which servers that one runs oneself (vLLM) are asked for the ids of the answer's tokens."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -63,17 +66,26 @@ def encode_request(
         body["seed"] = sampling.seed
     if sampling.stop:
         body["stop"] = sampling.stop
+    if sampling.logprobs:
+        if "logprobs" not in without:
+            body["logprobs"] = True
+        if family.gives_token_ids and TOKEN_IDS not in without:
+            body[TOKEN_IDS] = True
     if request.reasoning is not None:
         body.update(family.asks(request.reasoning, model, sampling.max_tokens))
     if request.provider and family.routes:
         body["provider"] = request.provider
     if extra:
         body.update(extra)
+    return _encoded(body)
+
+
+def _encoded(value: dict[str, Any]) -> bytes:
     try:
-        return _encoder.encode(body)
+        return _encoder.encode(value)
     except UnicodeEncodeError:
         # An unpaired surrogate has no bytes of its own, and servers refuse its escape. It goes out as it is stored.
-        encoded: bytes = _encoder.encode(storable(body))
+        encoded: bytes = _encoder.encode(storable(value))
         return encoded
 
 
@@ -102,11 +114,19 @@ def _message(message: Message, echo: Echo) -> dict[str, Any]:
     return wire
 
 
-def _tool(spec: ToolSpec) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters},
-    }
+_KEPT_TOOLS = 1024
+_tools: dict[int, tuple[ToolSpec, Raw]] = {}
+
+
+def _tool(spec: ToolSpec) -> Raw:
+    """The tool as it is sent, encoded once: every request of a run that offers it has the same object."""
+    kept = _tools.get(id(spec))
+    if kept is None or kept[0] is not spec:
+        if len(_tools) >= _KEPT_TOOLS:
+            _tools.clear()
+        function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+        kept = _tools[id(spec)] = (spec, Raw(_encoded({"type": "function", "function": function})))
+    return kept[1]
 
 
 # -- answers --------------------------------------------------------------------------------------------------
@@ -186,10 +206,11 @@ class _Answer(Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def decode_answer(raw: bytes) -> Completion:
+def decode_answer(raw: bytes, *, model: str = "", seconds: float = 0.0) -> Completion:
     """Read a body that came with a good status. What had to be mended on the way stands in `notes`.
 
-    Every tool call has an id that is its own within the answer.
+    Every tool call has an id that is its own within the answer. `model` is who was asked, for answers that don't
+    say who gave them, and `seconds` how long they took.
     """
     answer = _read(raw)
     choices = answer.choices
@@ -220,8 +241,9 @@ def decode_answer(raw: bytes) -> Completion:
         Message("assistant", text, reasoning=reasoning, reasoning_details=details, tool_calls=calls),
         usage=usage,
         finish_reason=_finish_reason(choice.finish_reason, bool(calls)),
-        model=answer.model or "",
+        model=answer.model or model,
         cost=answer.usage.cost if answer.usage is not None else None,
+        seconds=seconds,
         token_ids=None if choice.token_ids is None else tuple(choice.token_ids),
         logprobs=None if logprobs is None else tuple(entry.logprob or 0.0 for entry in logprobs),
         notes=tuple(notes),
@@ -328,10 +350,9 @@ def _usage(wire: _Usage) -> tuple[Usage, bool]:
     details = wire.completion_tokens_details or wire.output_tokens_details
     thought = details.reasoning_tokens if details is not None else wire.reasoning_tokens
     counted = sent is not None and received is not None
-    numbers = (sent or 0, received or 0, cached or 0, thought or 0)
-    if any(not 0 <= number <= MOST_TOKENS for number in numbers):
+    sent, received, cached, thought = sent or 0, received or 0, cached or 0, thought or 0
+    if min(sent, received, cached, thought) < 0 or max(sent, received, cached, thought) > MOST_TOKENS:
         return Usage(), False  # no count of anything that was said
-    sent, received, cached, thought = numbers
     return Usage(sent, received, min(cached, sent), thought), counted
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from taskmill.errors import (
     ModelError,
     RunAbortedError,
     StoreError,
+    TaskError,
     TaskmillError,
     ToolArgumentsError,
     ToolNotRunError,
@@ -36,6 +37,7 @@ from taskmill.records import (
     ToolCall,
     ToolEvent,
     Trace,
+    moment,
 )
 
 if TYPE_CHECKING:
@@ -55,11 +57,13 @@ class AgentSettings(Struct, frozen=True):
     """What bounds and shapes a run of the loop.
 
     `max_iterations` counts turns of the model, the call that asks for a last answer not among them.
-    `max_bad_turns` is how many turns in a row may consist of calls that can't be run.
+    `max_bad_turns` is how many turns in a row may consist of calls that can't be run. `last_answer` asks for an
+    answer after the iteration limit, as training data needs one; without it the conversation ends there.
     """
 
     max_iterations: int = 10
     max_bad_turns: int = 3
+    last_answer: bool = True
     sampling: Sampling = Sampling()
     reasoning: Reasoning | None = None
     provider: Mapping[str, Any] | None = None
@@ -72,12 +76,22 @@ class Ending(NamedTuple):
     reason: str
 
 
+Reply = Callable[["AgentRun"], Awaitable[Sequence[Message]]]
+"""Who speaks after an answer, and first where there is no prompt. Nothing said is the end of the conversation."""
+
+Stop = Callable[["AgentRun"], Awaitable[str | None]]
+"""Asked after every turn of the model; a word of why ends the conversation as completed."""
+
+Limit = Callable[["AgentRun"], str | None]
+"""Asked before every call; the name of a limit that is reached ends the conversation as partial."""
+
+
 class AgentRun:
     """One conversation between a prompt, a model and its tools.
 
     Recorded: `system` (only what the user gave as a message), `history`, `prompt`, and what model and tools
     say from there on. Sent but never recorded: `hidden_system` and `prefill`, which stand before the rest.
-    `clock` gives seconds, `now` the moment the run starts.
+    `reply`, `stop` and `limit` let a task take part. `clock` gives seconds, `now` the moment the run starts.
     """
 
     def __init__(
@@ -94,8 +108,11 @@ class AgentRun:
         history: Sequence[Message] = (),
         task: Mapping[str, Any] | None = None,
         toolsets: Sequence[str] = (),
+        reply: Reply | None = None,
+        stop: Stop | None = None,
+        limit: Limit | None = None,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] | None = None,
     ) -> None:
         self.rollout_id = rollout_id
         self._model = model
@@ -104,6 +121,9 @@ class AgentRun:
         self._settings = settings or AgentSettings()
         self._task = task or {}
         self._toolsets = tuple(toolsets)
+        self._reply = reply
+        self._stop = stop
+        self._limit = limit
         self._clock = clock
         self._now = now
 
@@ -137,7 +157,7 @@ class AgentRun:
         `RunAbortedError`.
         """
         self._began = self._clock()
-        self._started_at = self._now().isoformat(timespec="milliseconds")
+        self._started_at = moment(self._now() if self._now is not None else None)
         try:
             self._ending = await self._converse()
         except (StoreError, RunAbortedError):
@@ -160,24 +180,40 @@ class AgentRun:
         self._ending = Ending("failed", "error")
 
     async def _converse(self) -> Ending:
+        if not self._turns and not await self._hear():
+            return Ending("completed", "nothing_asked")
         bad_turns = 0
         for _ in range(self._settings.max_iterations):
+            if self._limit is not None and (reached := self._limit(self)) is not None:
+                return Ending("partial", reached)
             completion = await self._ask()
             turn = self._record(completion)
             if completion.finish_reason in CUT_OFF:
                 return self._cut_off(turn, completion)
-            if not turn.tool_calls:
+            if turn.tool_calls:
+                usable = await self._run_tools(turn.tool_calls)
+                bad_turns = 0 if usable else bad_turns + 1
+            if self._stop is not None and (why := await self._stop(self)) is not None:
+                return Ending("completed", why)
+            if bad_turns >= self._settings.max_bad_turns:
+                return Ending("partial", "unusable_tool_calls")
+            if not turn.tool_calls and not await self._hear():
                 return (
                     Ending("completed", "answer")
                     if turn.content.strip()
                     else Ending("partial", "empty_answer")
                 )
-            usable = await self._run_tools(turn.tool_calls)
-            bad_turns = 0 if usable else bad_turns + 1
-            if bad_turns >= self._settings.max_bad_turns:
-                return Ending("partial", "unusable_tool_calls")
-        await self._ask_for_answer()
+        if self._settings.last_answer:
+            await self._ask_for_answer()
         return Ending("partial", "max_iterations")
+
+    async def _hear(self) -> bool:
+        """Let the other side speak; false when it says nothing, or there is none."""
+        if self._reply is None:
+            return False
+        said = await self._reply(self)
+        self._turns.extend(said)
+        return bool(said)
 
     async def _ask(self) -> Completion:
         return self._noted(await self._model.complete(self._request((*self._lead, *self._turns))))
@@ -213,7 +249,9 @@ class AgentRun:
     def _record(self, completion: Completion) -> Message:
         turn = completion.message
         if turn.tool_calls:
-            turn = replace(turn, tool_calls=self._own_ids(turn.tool_calls))
+            own = self._own_ids(turn.tool_calls)
+            if own != turn.tool_calls:
+                turn = replace(turn, tool_calls=own)
         self._turns.append(turn)
         self._unanswered = turn.tool_calls
         return turn
@@ -273,6 +311,26 @@ class AgentRun:
         self._answer([refusal(call, ToolNotRunError(why)) for call in turn.tool_calls])
         return Ending("partial", completion.finish_reason)
 
+    def cut(self, reason: str) -> None:
+        """End a run that was cancelled from outside because a limit was reached: it is partial, not cancelled."""
+        if self._ending is None:
+            self._ending = Ending("partial", reason)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What was said so far, in order."""
+        return (*self._system, *self._turns)
+
+    @property
+    def calls(self) -> Sequence[CallRecord]:
+        """The model calls answered so far."""
+        return self._calls
+
+    @property
+    def tool_seconds(self) -> float:
+        """Seconds spent in tools so far."""
+        return self._tool_seconds
+
     @property
     def final_response(self) -> str:
         """The text the conversation ended with, empty where it did not end with one."""
@@ -320,9 +378,9 @@ class AgentRun:
         until = self._clock() if self._ended is None else self._ended
         return Timing(
             total=until - self._began,
-            model=sum(call.seconds for call in self._calls),
+            model=sum([call.seconds for call in self._calls]),
             tools=self._tool_seconds,
-            waiting=sum(call.waiting for call in self._calls),
+            waiting=sum([call.waiting for call in self._calls]),
         )
 
 
@@ -344,10 +402,14 @@ def refusal(call: ToolCall, error: TaskmillError) -> tuple[Message, ToolEvent]:
 
 
 def error_record(error: Exception) -> ErrorRecord:
-    """An exception as it is stored: with its traceback where it is none that taskmill raises on purpose."""
+    """An exception as it is stored: with its traceback where it is none that taskmill raises on purpose.
+
+    What a task's own function raised is in the cause of the error that names the function.
+    """
+    cause = error.__cause__ if isinstance(error, TaskError) and error.__cause__ is not None else error
     return ErrorRecord(
         type=type(error).__name__,
         message=str(error) or repr(error),
         attempts=error.attempts if isinstance(error, ModelError) else 1,
-        traceback=None if isinstance(error, TaskmillError) else "".join(traceback.format_exception(error)),
+        traceback=None if isinstance(cause, TaskmillError) else "".join(traceback.format_exception(cause)),
     )

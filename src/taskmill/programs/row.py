@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,8 @@ from taskmill.records import ToolEvent, Trace, Usage
 
 NOT_JSON = "not_json"
 UNKNOWN_TOOL = "unknown_tool"
+
+_NONE = "[]"
 
 
 def trajectory_row(
@@ -39,8 +42,10 @@ def trajectory_row(
     what else the input row held, as the text of a JSON object. `also` is added at the end: give it the same keys
     and types in every row.
     """
-    stats = tool_stats(trace.tool_events, known_tools)
-    invented = unknown_tools(trace.tool_events, known_tools)
+    events = trace.tool_events
+    stats = tool_stats(events, known_tools)
+    failed = {event.name for event in events if not event.success and event.name in stats}
+    invented = unknown_tools(events, known_tools)
     cost = trace.cost
     return {
         "prompt_index": prompt_index,
@@ -51,8 +56,8 @@ def trajectory_row(
         "api_calls": len(trace.calls),
         "toolsets_used": list(trace.toolsets),
         "tool_stats": stats,
-        "tool_error_counts": {name: counts["failure"] for name, counts in stats.items()},
-        "unknown_tools": json.dumps(invented, ensure_ascii=False) if invented else "[]",
+        "tool_error_counts": dict.fromkeys(stats, 0) | {name: stats[name]["failure"] for name in failed},
+        "unknown_tools": json.dumps(invented, ensure_ascii=False) if invented else _NONE,
         "rollout_id": trace.id,
         "task_key": task_key,
         "task_detail": task_detail,
@@ -70,30 +75,39 @@ def trajectory_row(
 
 
 def tool_stats(events: Iterable[ToolEvent], known_tools: Collection[str]) -> dict[str, dict[str, int]]:
-    """Calls, successes and failures of every known tool, sorted by name; invented names are not among them."""
-    stats = {name: {"count": 0, "success": 0, "failure": 0} for name in sorted(known_tools)}
+    """Calls, successes and failures of every known tool, sorted by name; invented names are not among them.
+
+    The counts of tools that were not called are shared by all callers, so none of them is to be changed.
+    """
+    stats = dict(_no_calls(tuple(known_tools)))
     for event in events:
         counts = stats.get(event.name)
         if counts is not None:
-            counts["count"] += 1
-            counts["success" if event.success else "failure"] += 1
+            ended = "success" if event.success else "failure"
+            stats[event.name] = {**counts, "count": counts["count"] + 1, ended: counts[ended] + 1}
     return stats
+
+
+@lru_cache(maxsize=64)
+def _no_calls(known_tools: tuple[str, ...]) -> dict[str, dict[str, int]]:
+    return {name: {"count": 0, "success": 0, "failure": 0} for name in sorted(known_tools)}
 
 
 def unknown_tools(events: Iterable[ToolEvent], known_tools: Collection[str]) -> list[str]:
     """The names that were called and that no tool of the product has, each once, sorted."""
-    return sorted({event.name for event in events if event.name not in known_tools})
+    invented = {event.name for event in events if event.name not in known_tools}
+    return sorted(invented) if invented else []
 
 
 def reasoning_counts(trace: Trace) -> dict[str, int]:
     """Assistant turns, with and without reasoning that is not blank."""
-    turns = [message for message in trace.messages if message.role == "assistant"]
-    thought = sum(1 for turn in turns if turn.reasoning and turn.reasoning.strip())
-    return {
-        "assistant_turns": len(turns),
-        "with_reasoning": thought,
-        "without_reasoning": len(turns) - thought,
-    }
+    turns = thought = 0
+    for message in trace.messages:
+        if message.role == "assistant":
+            turns += 1
+            if message.reasoning and message.reasoning.strip():
+                thought += 1
+    return {"assistant_turns": turns, "with_reasoning": thought, "without_reasoning": turns - thought}
 
 
 def usage_fields(usage: Usage) -> dict[str, int]:
@@ -117,14 +131,44 @@ def timing_fields(trace: Trace) -> dict[str, float]:
     }
 
 
-class _RowHead(Struct):
-    """What decides whether a row is usable. Other fields are checked for syntax and passed over."""
+class Turn(Struct):
+    """One entry of a stored conversation."""
 
-    conversations: list[dict[str, Any]]
+    said_by: str = msgspec.field(name="from")
+    value: str
+
+
+class RowHead(Struct):
+    """What decides whether a stored row is usable, and whose it is. One made elsewhere may have nothing but the turns.
+
+    Other fields are checked for syntax and passed over.
+    """
+
+    conversations: list[Turn]
     unknown_tools: str | None = None
+    rollout_id: str = ""
+    task_key: str = ""
+    task_detail: str = ""
+    completed: bool = False
+    partial: bool = False
 
 
-_read_head = msgspec.json.Decoder(_RowHead).decode
+_read_head = msgspec.json.Decoder(RowHead).decode
+_read_names = msgspec.json.Decoder(list[str]).decode
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+
+
+def row_head(line: bytes) -> RowHead | None:
+    """The head of a stored row; `None` for what is no row, be it JSON or not.
+
+    A resume goes by it as the merge does, so that what is left out as no row is run again, and nothing else is.
+    """
+    try:
+        head = _read_head(line)
+        _names_in(head)
+    except _UNREADABLE:
+        return None
+    return head
 
 
 def row_fault(line: bytes, known_tools: Collection[str]) -> str | None:
@@ -135,10 +179,31 @@ def row_fault(line: bytes, known_tools: Collection[str]) -> str | None:
     """
     try:
         head = _read_head(line)
-        if head.unknown_tools is not None:
-            return UNKNOWN_TOOL if msgspec.json.decode(head.unknown_tools, type=list[str]) else None
-        said = from_sharegpt(head.conversations).messages
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except _UNREADABLE:
         return NOT_JSON
-    called = {call.name for message in said for call in message.tool_calls}
-    return None if called <= set(known_tools) else UNKNOWN_TOOL
+    return head_fault(head, known_tools)
+
+
+class _Said(Protocol):
+    conversations: list[Turn]
+    unknown_tools: str | None
+
+
+def head_fault(head: _Said, known_tools: Collection[str]) -> str | None:
+    """The `row_fault` of a row that was read as a `RowHead`, or with the fields of one."""
+    try:
+        names = _names_in(head)
+    except _UNREADABLE:
+        return NOT_JSON
+    unknown = names if head.unknown_tools is not None else names - set(known_tools)
+    return UNKNOWN_TOOL if unknown else None
+
+
+def _names_in(head: _Said) -> set[str]:
+    """The names a row says are unknown, or, where it doesn't say, all that are called."""
+    if head.unknown_tools == _NONE:
+        return set()
+    if head.unknown_tools is not None:
+        return set(_read_names(head.unknown_tools))
+    said = from_sharegpt([{"from": turn.said_by, "value": turn.value} for turn in head.conversations])
+    return {call.name for message in said.messages for call in message.tool_calls}

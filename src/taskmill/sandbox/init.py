@@ -487,8 +487,24 @@ def counts_per_namespace() -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below that loses its own (Linux)."""
-    request = (36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    """Become the parent of every process below that loses its own (Linux).
+
+    Where that can't be had, only what stays in its process group is found; the mark finds the rest at the next start.
+    """
+    prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def shut_out() -> None:
+    """Let no command trace this process, read its memory or take its descriptors: it could forge its own result.
+
+    What is started from here is as open as ever: the kernel sets it anew for each program.
+    """
+    prctl(4, 0)  # PR_SET_DUMPABLE
+
+
+def prctl(option: int, value: int) -> None:
+    """Ask the kernel something about this process (Linux), if it can be asked from here."""
+    request = (option, value, 0, 0, 0)
     try:
         try:  # as above: the public module takes ten times as long to import
             import _ctypes
@@ -499,7 +515,7 @@ def adopt_orphans() -> None:
 
             ctypes.CDLL(None).prctl(*request)
     except Exception:
-        pass  # then only what stays in its process group is found; the mark finds the rest at the next start
+        pass
 
 
 def main(arguments: list[str]) -> None:
@@ -518,7 +534,9 @@ def main(arguments: list[str]) -> None:
         limit(resource.RLIMIT_DATA, memory)
         if namespace and counts_per_namespace():
             limit(resource.RLIMIT_NPROC, processes)
-        if not namespace:
+        if namespace:
+            shut_out()
+        else:
             adopt_orphans()
     try:
         Init(control, bool(namespace), memory, processes).serve()

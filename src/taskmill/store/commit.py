@@ -21,6 +21,11 @@ class _Batch(NamedTuple):
     futures: list[asyncio.Future[None]]
 
 
+class _Piece(NamedTuple):
+    data: list[bytes]
+    future: asyncio.Future[None]
+
+
 class GroupCommit:
     """Appends rows to the files of one run and says when they are on disk.
 
@@ -42,7 +47,8 @@ class GroupCommit:
         self._max_rows = 1 if sync == "each" else max_rows
         self._dirty: dict[AppendFile, None] = {}
         self._waiting: list[asyncio.Future[None]] = []
-        self._soon: dict[AppendFile, tuple[list[bytes], list[asyncio.Future[None]]]] = {}
+        self._rows = 0
+        self._soon: dict[AppendFile, _Piece] = {}
         self._syncing: _Batch | None = None
         self._to_close: set[AppendFile] = set()
         self._closed = False
@@ -63,27 +69,31 @@ class GroupCommit:
         try:
             file.write(data)
         except StoreError as error:
+            self._write_soon(loop)  # what was accepted in this turn may still fit where a row did not
             self.failed = error
             raise
         future = loop.create_future()
-        self._await_sync(loop, file, [future])
+        self._rows += 1
+        self._await_sync(loop, file, future)
         return future
 
     def append_soon(self, file: AppendFile, data: bytes) -> asyncio.Future[None]:
         """Like `append`, but written by the end of this turn of the event loop, in one piece with what else comes in.
 
-        For records that are many and small: what a kill takes within that turn was not acknowledged.
+        For records that are many and small: what a kill takes within that turn was not acknowledged. All that goes
+        to one file in one turn shares its future: shield it where a wait may be cancelled. It is no row, and hastens
+        no sync.
         """
         if self.failed is not None:
             raise self.failed.with_traceback(None)
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        if not self._soon:
-            loop.call_soon(self._write_soon, loop)
-        pieces, futures = self._soon.setdefault(file, ([], []))
-        pieces.append(data)
-        futures.append(future)
-        return future
+        piece = self._soon.get(file)
+        if piece is None:
+            loop = asyncio.get_running_loop()
+            if not self._soon:
+                loop.call_soon(self._write_soon, loop)
+            piece = self._soon[file] = _Piece([], loop.create_future())
+        piece.data.append(data)
+        return piece.future
 
     def write_now(self) -> None:
         """Write what `append_soon` still holds back."""
@@ -92,28 +102,28 @@ class GroupCommit:
 
     def _write_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         soon, self._soon = self._soon, {}
-        for file, (pieces, futures) in soon.items():
+        for file, piece in soon.items():
             try:
                 if self.failed is not None:
                     raise self.failed.with_traceback(None)
-                file.write(b"".join(pieces))
+                file.write(b"".join(piece.data))
             except StoreError as error:
                 self.failed = self.failed or error
-                _fail(futures, error)
+                _fail([piece.future], error)
             else:
-                self._await_sync(loop, file, futures)
+                self._await_sync(loop, file, piece.future)
 
     def _await_sync(
-        self, loop: asyncio.AbstractEventLoop, file: AppendFile, futures: list[asyncio.Future[None]]
+        self, loop: asyncio.AbstractEventLoop, file: AppendFile, future: asyncio.Future[None]
     ) -> None:
-        """Acknowledge `futures` with the next sync of `file`, which now holds what they stand for."""
+        """Acknowledge `future` with the next sync of `file`, which now holds what it stands for."""
         if self._sync == "none":
-            for future in futures:
+            if not future.done():
                 future.set_result(None)
             return
         self._dirty[file] = None
-        self._waiting += futures
-        if self._syncing is None and len(self._waiting) >= self._max_rows:
+        self._waiting.append(future)
+        if self._syncing is None and (self._rows >= self._max_rows or not self._max_delay):
             self._start(loop)
         elif self._timer is None and self._max_delay > 0:
             self._timer = loop.call_later(self._max_delay, self._start, loop)
@@ -197,6 +207,7 @@ class GroupCommit:
         batch = _Batch(list(self._dirty), self._waiting)
         self._dirty = {}
         self._waiting = []
+        self._rows = 0
         return batch
 
     def _work(self) -> None:
@@ -208,7 +219,7 @@ class GroupCommit:
             return  # settled by a close that could not wait for this call
         self._syncing = None
         self._settle(batch, error)
-        if self._waiting and (self._timer is None or len(self._waiting) >= self._max_rows):
+        if self._waiting and (self._timer is None or self._rows >= self._max_rows):
             self._start(loop)
         if self._idle is not None:
             self._idle.set_result(None)
@@ -251,6 +262,7 @@ def _fail(futures: list[asyncio.Future[None]], error: StoreError) -> None:
 def _sync_all(files: list[AppendFile]) -> StoreError | None:
     """Sync each file even where another fails, so that one bad file costs no more than its own rows' promise."""
     failed: StoreError | None = None
+    AppendFile.sync_names(files)
     for file in files:
         try:
             file.datasync()

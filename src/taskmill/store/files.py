@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple, TextIO
 
 from taskmill.errors import SandboxError, StorageFullError, StoreError
 from taskmill.store.jsonl import is_whole
@@ -84,12 +84,19 @@ class AppendFile:
         self.path = path
         self.repair: Repair | None = None
         self._broken: StorageFullError | None = None
+        self._is_new = True
+        self.size = 0
+        # Not blocking: a pipe that somebody put there is an error, and not waited for.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            if repair:
-                self.repair = repair_end(path)
-            self._is_new = not path.exists()
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self.size = os.fstat(self._fd).st_size
+            try:
+                self._fd = os.open(path, flags | os.O_EXCL, 0o666)
+            except FileExistsError:
+                if repair:
+                    self.repair = repair_end(path)
+                self._is_new = not path.exists()
+                self._fd = os.open(path, flags, 0o666)
+                self.size = os.fstat(self._fd).st_size
         except OSError as error:
             raise storage_error(path, error, "opened for appending") from error
 
@@ -137,6 +144,22 @@ class AppendFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    @staticmethod
+    def sync_names(files: Iterable[AppendFile]) -> None:
+        """Wait until the names of those that are new are on disk, with one sync for each folder.
+
+        What fails here fails again in the `datasync` of the file it concerns, and is raised there.
+        """
+        folders: dict[Path, list[AppendFile]] = {}
+        for file in files:
+            if file._is_new:
+                folders.setdefault(file.path.parent, []).append(file)
+        for folder, new in folders.items():
+            with suppress(OSError):
+                sync_directory(folder)
+                for file in new:
+                    file._is_new = False
 
 
 def repair_end(path: Path) -> Repair | None:
@@ -200,6 +223,28 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
     with replacing(path) as file:
         for block in (data,) if isinstance(data, bytes) else data:
             file.write(block)
+
+
+def create(path: Path, data: bytes) -> None:
+    """Write a file that was not there before; one that can't be written to its end is removed.
+
+    Raises `FileExistsError` where there is something of that name, `StorageFullError` where it can't be written.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(path)
+        raise storage_error(path, error) from error
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -270,12 +315,48 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def check_lock_file(path: Path) -> None:
+    """Raise `StoreError` for something in the lock's place that can't be one."""
+    if path.exists() and not path.is_file():
+        raise StoreError(
+            f"{str(path)!r} is not a regular file and can't be a lock: remove it, or choose another run name"
+        )
+
+
 def open_lock_file(path: Path) -> int:
     """A descriptor to lock, and to write the holder's name through. The caller closes it."""
+    check_lock_file(path)
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise storage_error(path, error, "opened for locking") from error
+
+
+def open_to_read(path: Path) -> int:
+    """A descriptor to read a regular file through. The caller closes it.
+
+    Raises `OSError` for anything else, so that no pipe is waited for and no device read without end.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    _refuse_special(fd, path)
+    return fd
+
+
+def read_whole(path: Path) -> bytes:
+    """What a regular file holds. Raises `OSError` as `open_to_read` does."""
+    with open(open_to_read(path), "rb") as file:
+        return file.read()
+
+
+def text_stream(fd: int) -> TextIO:
+    """A text stream to write to an open descriptor, which is not the stream's to close."""
+    return open(fd, "w", encoding="utf-8", closefd=False)
+
+
+def _refuse_special(fd: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def make_directory(path: Path) -> None:

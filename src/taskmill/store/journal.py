@@ -122,7 +122,8 @@ class CallJournal:
     ) -> Awaitable[None]:
         """Write down a finished call; `completion` is one JSON value. Safe from a kill after this turn of the loop.
 
-        The awaitable resolves when the entry is on disk; a caller need not wait for it. Raises `StoreError`.
+        The awaitable resolves when the entry is on disk; a caller need not wait for it, and shields a wait that may be
+        cancelled, since entries that come together share it. Raises `StoreError`.
         """
         if b"\n" in completion:
             raise ValueError("a completion in the journal must be JSON without line breaks")
@@ -247,7 +248,7 @@ class CallJournal:
     def _stored_segments(self) -> list[int]:
         if not self._directory.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
+        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir() if path.is_file())
         return sorted(int(match[1]) for match in found if match)
 
 

@@ -216,14 +216,15 @@ def strict_loads(line: bytes) -> Any:
         value = _decoder.decode(line)
         # Decoding keeps the last of two equal names. Where every `":` of the text is accounted for by a decoded
         # name, there were none; a text that holds more of them (or spaces before colons) takes the slow way.
-        if line.count(b'":') == _count_names(value, 0) and not any(gap in line for gap in _SPACED):
+        if line.count(b'":') == _count_names(value, 0) and not _has_spaced_colon(line):
             return value
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
     return _loads_with_reasons(line)
 
 
-_SPACED = (b" :", b"\t:", b"\r:", b"\n:")
+def _has_spaced_colon(line: bytes) -> bool:
+    return b" :" in line or b"\t:" in line or b"\r:" in line or b"\n:" in line
 
 
 def _count_names(value: Any, depth: int) -> int:

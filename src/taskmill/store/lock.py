@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from taskmill.errors import RunLockedError
-from taskmill.store.files import open_lock_file, storage_error
+from taskmill.store.files import check_lock_file, open_lock_file, open_to_read, storage_error
 
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _PATIENCE = 20
@@ -98,7 +98,7 @@ class RunLock:
     def holder(self) -> Holder | None:
         """Who holds the lock now, without touching it; `None` if nobody alive does."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_to_read(self.path)
         except OSError:
             return None
         try:
@@ -106,6 +106,13 @@ class RunLock:
         finally:
             os.close(fd)
         return holder if holder is not None and holder.is_alive() else None
+
+    def check(self) -> None:
+        """Raise what `acquire` would because of somebody alive who holds the lock, or of its place; touches nothing."""
+        check_lock_file(self.path)
+        holder = self.holder()
+        if holder is not None:
+            raise RunLockedError(_refusal(self.path, holder))
 
     def _try(self, fd: int) -> bool:
         try:
@@ -144,7 +151,9 @@ def _refusal(path: Path, holder: Holder | None) -> str:
         if holder is not None
         else "another process, which has not written its name"
     )
-    return f"the run in {str(path.parent)!r} is being written by {who}. Wait for it, or stop it."
+    elsewhere = holder is not None and holder.host != socket.gethostname()
+    gone = f" If that host is gone for good, remove the file {str(path)!r}." if elsewhere else ""
+    return f"the run in {str(path.parent)!r} is being written by {who}. Wait for it, or stop it.{gone}"
 
 
 def _start_of(pid: int) -> str:

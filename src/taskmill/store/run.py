@@ -5,6 +5,10 @@ lock                  who writes
 batch_<k>.jsonl       completed and partial rows of batch k: the row is the record of success
 outcomes.jsonl        a line for every discarded, failed or cancelled attempt
 sessions.jsonl        start and end of each process that worked on the run
+traces.jsonl          in the run of a taskset: one row a rollout, whatever became of it
+validation.jsonl      in the validation of a taskset: one row a task, whatever was found
+conversations.jsonl   in a run of conversations: one row each, however it ended
+attempts.jsonl        in these three: rows of these files that were made anew since
 journal/              finished calls of unfinished rollouts
 trajectories.jsonl, checkpoint.json, statistics.json      worked out from the above, replaced as a whole
 *.torn                ends of lines that a crash left unfinished
@@ -12,13 +16,16 @@ trajectories.jsonl, checkpoint.json, statistics.json      worked out from the ab
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from taskmill.errors import RunChangedError, RunExistsError, RunNotFoundError, StoreError
 from taskmill.store.commit import GroupCommit, Sync
@@ -27,6 +34,7 @@ from taskmill.store.files import (
     Repair,
     is_temporary,
     make_directory,
+    read_whole,
     remove,
     repair_end,
     replace,
@@ -44,6 +52,13 @@ _OWN = frozenset(
         "lock",
         "outcomes.jsonl",
         "sessions.jsonl",
+        "traces.jsonl",
+        "validation.jsonl",
+        "conversations.jsonl",
+        "attempts.jsonl",
+        "config.toml",
+        "summary.json",
+        "run.log",
         "journal",
         "workspaces",
         "trajectories.jsonl",
@@ -51,6 +66,16 @@ _OWN = frozenset(
         "statistics.json",
     }
 )
+
+
+class _Head(Struct):
+    """What `run.json` holds."""
+
+    format: int
+    config: dict[str, Any]
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class OpenResult(NamedTuple):
@@ -89,15 +114,7 @@ class RunDirectory:
         make_directory(self.path)
         self._lock.acquire()
         try:
-            recorded = self._has_records()
-            if recorded and not resume:
-                raise RunExistsError(
-                    f"the run in {str(self.path)!r} already has rows, and a fresh start would mix two runs. "
-                    "Resume it (--resume, or run(resume=True)), or choose another run name."
-                )
-            stored = self.read_config()
-            if recorded and stored is not None:
-                self._refuse_changes(stored, config, policy_fields)
+            recorded, stored = self.check_start(config, resume=resume, policy_fields=policy_fields)
             repairs = self._repair()
             head = {"format": FORMAT, "config": dict(config)}
             if stored is None or canonical(stored) != canonical(head["config"]):
@@ -106,6 +123,34 @@ class RunDirectory:
             self._lock.release()
             raise
         return OpenResult(not recorded, repairs)
+
+    def check_start(
+        self, config: Mapping[str, Any], *, resume: bool, policy_fields: frozenset[str] = frozenset()
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Raise what `open_for_writing` raises for the files there are; needs no lock and changes nothing.
+
+        Gives whether something is recorded, and the stored configuration.
+        """
+        recorded = self._has_records()
+        if recorded and not resume:
+            raise RunExistsError(
+                f"the run in {str(self.path)!r} already has rows, and a fresh start would mix two runs. "
+                "Resume it (--resume, or run(resume=True)), or choose another run name."
+            )
+        stored = self.read_config()
+        if recorded and stored is not None:
+            self._refuse_changes(stored, config, policy_fields)
+        elif recorded and self._is_ours():
+            raise RunChangedError(
+                f"the run in {str(self.path)!r} has rows, but its 'run.json' is gone, so nobody knows which model and "
+                "settings they were made with, and others would not be one run with them. Put 'run.json' back, or "
+                "choose another run name."
+            )
+        return recorded, stored
+
+    def check_lock(self) -> None:
+        """Raise `RunLockedError` if a living process writes this run. Changes nothing."""
+        self._lock.check()
 
     async def close(self) -> None:
         """Sync and close all files and let go of the lock. May be called twice. Raises if the last sync fails."""
@@ -121,8 +166,17 @@ class RunDirectory:
             self._lock.release()
 
     def _has_records(self) -> bool:
-        candidates = [self.path / "outcomes.jsonl", *map(self._shard_path, self.shard_numbers())]
+        logs = ("outcomes.jsonl", "traces.jsonl", "validation.jsonl", "conversations.jsonl", "attempts.jsonl")
+        candidates = [*(self.path / name for name in logs), *map(self._shard_path, self.shard_numbers())]
         return any(path.exists() and path.stat().st_size > 0 for path in candidates)
+
+    def _is_ours(self) -> bool:
+        """Whether a run of ours was stored here. Shards alone, of rows without an id, come from another runner."""
+        logs = (self.path / name for name in ("sessions.jsonl", "outcomes.jsonl"))
+        if any(path.exists() and path.stat().st_size > 0 for path in logs):
+            return True
+        firsts = (next(self.read_shard(number), (0, b"")) for number in self.shard_numbers())
+        return any(b'"rollout_id":' in line for _, line in firsts)
 
     def _refuse_changes(
         self, stored: Mapping[str, Any], config: Mapping[str, Any], policy_fields: frozenset[str]
@@ -142,7 +196,8 @@ class RunDirectory:
             )
 
     def _repair(self) -> list[Repair]:
-        logs = [self.path / "outcomes.jsonl", self.path / "sessions.jsonl"]
+        names = ("outcomes", "sessions", "traces", "validation", "conversations", "attempts")
+        logs = [self.path / f"{name}.jsonl" for name in names]
         repairs = []
         for path in [*map(self._shard_path, self.shard_numbers()), *logs]:
             try:
@@ -171,13 +226,64 @@ class RunDirectory:
         if file is not None:
             self.commit.close_file(file)
 
-    def append_row(self, number: int, row: bytes) -> Awaitable[None]:
+    def append_row(self, number: int, row: bytes) -> asyncio.Future[None]:
         """Append an encoded row to the log of batch `number`."""
         return self.commit.append(self.shard(number), row)
 
-    def append_outcome(self, line: bytes) -> Awaitable[None]:
+    def append_outcome(self, line: bytes) -> asyncio.Future[None]:
         """Append an encoded line about an attempt that gave no row."""
         return self.commit.append(self._log("outcomes.jsonl"), line)
+
+    def append_trace(self, line: bytes) -> Awaitable[None]:
+        """Append an encoded trace: how a rollout of a taskset ended."""
+        return self.commit.append(self._log("traces.jsonl"), line)
+
+    def append_validation(self, line: bytes) -> Awaitable[None]:
+        """Append an encoded row about a task that was validated."""
+        return self.commit.append(self._log("validation.jsonl"), line)
+
+    def append_conversation(self, line: bytes) -> Awaitable[None]:
+        """Append an encoded conversation, however it ended. The row begins at the byte `conversations_end` says."""
+        return self.commit.append(self._log("conversations.jsonl"), line)
+
+    @property
+    def conversations_end(self) -> int:
+        """The byte of `conversations.jsonl` at which the next row will begin."""
+        return self._log("conversations.jsonl").size
+
+    def set_aside(self, superseded: Callable[[bytes], bool], name: str = "traces.jsonl") -> int:
+        """Move the rows that will be made anew from the file `name` to `attempts.jsonl`, and say how many there were.
+
+        To be called before the first row is appended. A crash in between leaves rows in both files, which the next
+        call puts right, so that file never has two rows of a rollout (of a task, in a validation).
+        """
+        path = self.path / name
+        if path.is_symlink():
+            raise StoreError(
+                f"{str(path)!r} is a link, and a run writes only to files of its own. "
+                "Put the file itself there, then resume."
+            )
+        moved = {blake2b(line).digest() for _, line in self._read(path) if superseded(line)}
+        if not moved:
+            return 0
+        there = {blake2b(line).digest() for _, line in self.read_attempts()}
+        log = self._log("attempts.jsonl")
+        for _, line in self._read(path):
+            if superseded(line) and blake2b(line).digest() not in there:
+                log.write(line + b"\n")
+        log.datasync()
+        replace(path, (line + b"\n" for _, line in self._read(path) if not superseded(line)))
+        return len(moved)
+
+    def note(self, line: str) -> None:
+        """Add a line for people to `run.log`."""
+        self.commit.append(
+            self._log("run.log", repair=False), line.encode("utf-8", "backslashreplace") + b"\n"
+        )
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Replace one of the run's small files (`summary.json`, `config.toml`)."""
+        replace(self.path / name, data)
 
     def append_session(self, line: bytes) -> Awaitable[None]:
         """Append an encoded line about a process that works on the run."""
@@ -195,10 +301,10 @@ class RunDirectory:
         """Replace `trajectories.jsonl` by `rows`, encoded lines with their newlines."""
         replace(self.path / "trajectories.jsonl", rows)
 
-    def _log(self, name: str) -> AppendFile:
+    def _log(self, name: str, *, repair: bool = True) -> AppendFile:
         file = self._logs.get(name)
         if file is None:
-            file = self._logs[name] = AppendFile(self.path / name)
+            file = self._logs[name] = AppendFile(self.path / name, repair=repair)
         return file
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -207,20 +313,20 @@ class RunDirectory:
         """The stored configuration, or `None` where there is none yet. Raises `StoreError` for one we can't read."""
         path = self.path / "run.json"
         try:
-            head = msgspec.json.decode(path.read_bytes())
-            if head["format"] > FORMAT:
-                raise StoreError(
-                    f"{str(path)!r} has format {head['format']!r}, and this version reads formats up to {FORMAT}. "
-                    "Update taskmill to use this run."
-                )
-            config: dict[str, Any] = head["config"]
+            head = _decode_head(read_whole(path))
         except FileNotFoundError:
             return None
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise StoreError(
-                f"{str(path)!r} is not the configuration of a run ({error}). Restore it, or choose another run name."
+                f"{str(path)!r} is not the configuration of a run ({reason}). Restore it, or choose another run name."
             ) from error
-        return config
+        if head.format > FORMAT:
+            raise StoreError(
+                f"{str(path)!r} has format {head.format!r}, and this version reads formats up to {FORMAT}. "
+                "Update taskmill to use this run."
+            )
+        return head.config
 
     def shard_numbers(self) -> list[int]:
         """Numbers of the stored batches, in the order of numbers (2 before 10)."""
@@ -236,6 +342,34 @@ class RunDirectory:
     def read_outcomes(self) -> Iterator[tuple[int, bytes]]:
         """`(offset, line)` of each recorded attempt that gave no row."""
         return self._read(self.path / "outcomes.jsonl")
+
+    def read_traces(self) -> Iterator[tuple[int, bytes]]:
+        """`(offset, line)` of each trace of a taskset's run."""
+        return self._read(self.path / "traces.jsonl")
+
+    def trace_at(self, offset: int) -> bytes:
+        """The trace that begins at that byte of `traces.jsonl`."""
+        with open(self.path / "traces.jsonl", "rb") as file:
+            file.seek(offset)
+            return file.readline().removesuffix(b"\n")
+
+    def read_validation(self) -> Iterator[tuple[int, bytes]]:
+        """`(offset, line)` of each row about a validated task."""
+        return self._read(self.path / "validation.jsonl")
+
+    def read_conversations(self) -> Iterator[tuple[int, bytes]]:
+        """`(offset, line)` of each stored conversation."""
+        return self._read(self.path / "conversations.jsonl")
+
+    def conversation_at(self, offset: int) -> bytes:
+        """The row that begins at that byte of `conversations.jsonl`."""
+        with open(self.path / "conversations.jsonl", "rb") as file:
+            file.seek(offset)
+            return file.readline().removesuffix(b"\n")
+
+    def read_attempts(self) -> Iterator[tuple[int, bytes]]:
+        """`(offset, line)` of each row that was made anew since."""
+        return self._read(self.path / "attempts.jsonl")
 
     def read_sessions(self) -> Iterator[tuple[int, bytes]]:
         """`(offset, line)` of each start and end of a process."""

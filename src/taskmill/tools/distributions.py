@@ -11,6 +11,9 @@ from types import MappingProxyType
 
 from taskmill.errors import ConfigurationError
 
+NO_TOOLSETS = "none"
+"""The distribution that offers nothing but a run's own tools. There is nothing to draw, so it is no mapping here."""
+
 _BUILT_IN: dict[str, dict[str, float]] = {
     "default": {"terminal": 100, "file": 100, "code_execution": 100, "web": 100, "todo": 100},
     "terminal_only": {"terminal": 100, "file": 100},
@@ -54,7 +57,7 @@ def distribution(name: str) -> Mapping[str, float]:
     except (KeyError, TypeError):
         raise ConfigurationError(
             f"distribution {name!r} is not known{_nearest(str(name), DISTRIBUTIONS)}; "
-            f"there are {', '.join(sorted(DISTRIBUTIONS))}"
+            f"there are {', '.join(sorted([*DISTRIBUTIONS, NO_TOOLSETS]))}"
         ) from None
 
 
@@ -112,6 +115,8 @@ def _checked(name: object, chances: object, *, where: str) -> dict[str, float]:
 
     if not isinstance(name, str) or not name.strip():
         raise ConfigurationError(f"{where}: a distribution needs a name that is not blank")
+    if name == NO_TOOLSETS:
+        raise ConfigurationError(f"{where}: {name!r} is what offers no toolsets; give another name")
     if not isinstance(chances, Mapping) or not chances:
         raise ConfigurationError(f"{where}: must map toolsets to chances in percent, not {chances!r}")
     checked: dict[str, float] = {}

@@ -23,6 +23,9 @@ from taskmill.tools.threads import THREADS
 DEFAULT_TIMEOUT = 120.0
 """Seconds a tool may take when it says nothing itself."""
 
+_PLAIN = frozenset({str, dict, list, tuple, int, float, bool, type(None), ToolResult})
+"""What most functions return; nothing of it can be awaited."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -93,7 +96,7 @@ class FunctionTool:
             values[plan.context_name] = context
         if self.runs_in_thread:
             value = await THREADS.run(self.function, **values)
-            if inspect.isawaitable(value):
+            if type(value) not in _PLAIN and inspect.isawaitable(value):
                 value = await value
         else:
             value = await self.function(**values)
@@ -204,7 +207,7 @@ class _Arguments:
 
     def __init__(self, tool_name: str, function: Callable[..., Any], hints: Mapping[str, Any]) -> None:
         import docstring_parser
-        from pydantic import BaseModel, ConfigDict, Field, create_model
+        from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
         doc = docstring_parser.parse(inspect.getdoc(function) or "")
         parts = [doc.short_description, doc.long_description]
@@ -245,24 +248,23 @@ class _Arguments:
         base: type[BaseModel] = create_model("Arguments", __config__=config, **fields)
         self._pairs = [(f"field_{number}", name) for number, name in enumerate(self.names)]
         self._check = base.__pydantic_validator__.validate_python
+        self._invalid = ValidationError
         shape = _without_titles(base.model_json_schema(by_alias=True))
         self.schema = json.dumps(shape, ensure_ascii=False, separators=(",", ":")).encode()
         self._properties: dict[str, Any] = shape.get("properties", {})
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments as the function takes them; raises `ToolArgumentsError`."""
-        from pydantic import ValidationError
-
         given = dict(arguments)
         try:
             checked = self._check(given)
-        except ValidationError as error:
+        except self._invalid as error:
             mended = self._mend(given, error)
             if mended is None:
                 raise ToolArgumentsError(self._explain(error)) from None
             try:
                 checked = self._check(mended)
-            except ValidationError as second:
+            except self._invalid as second:
                 raise ToolArgumentsError(self._explain(second)) from None
         stored = checked.__dict__
         values = {name: stored[field] for field, name in self._pairs}
@@ -371,7 +373,7 @@ def to_result(value: Any) -> ToolResult:
         return value
     if isinstance(value, str):
         return ToolResult(value)
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         error = value.get("error")
         if error is not None or value.get("success") is False:
             said = error if isinstance(error, str) else None if error is None else to_json(error)
