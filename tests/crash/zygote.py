@@ -8,17 +8,21 @@ job names a `die_at`, the child kills itself in the middle of that write, sync o
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import taskmill.models.endpoint  # noqa: F401  imported before the fork, for all children
-from taskmill import BatchRunner, tool
+from taskmill import BatchRunner, Trace, tool
+from taskmill.evaluation import Evaluation
 from taskmill.store import files
 from taskmill.store.journal import CallJournal
+from taskmill.tasks import Task, TaskData, Taskset, group_reward, reward
 
 
 @tool
@@ -97,6 +101,14 @@ def child(job: dict[str, Any], report: int) -> None:
     CallJournal.record = record  # type: ignore[method-assign]
     if job.get("die_at"):
         die_at(job["die_at"], job["torn"])
+    if job["kind"] == "batch":
+        asyncio.run(run_batch(job, say))
+    else:
+        asyncio.run(run_taskset(job, say))
+    say("finished")
+
+
+async def run_batch(job: dict[str, Any], say: Callable[..., None]) -> None:
     runner = BatchRunner(
         dataset_file=job["dataset"],
         batch_size=job["batch_size"],
@@ -113,8 +125,76 @@ def child(job: dict[str, Any], report: int) -> None:
             say("row", event["prompt_index"], event["state"]) if event["event"] == "recorded" else None
         ),
     )
-    asyncio.run(runner.run(resume=True))
-    say("finished")
+    await runner.run(resume=True)
+
+
+class Prompt(Task[TaskData]):
+    def tools(self) -> list[Any]:
+        return [add]
+
+    @reward
+    def answered(self, trace: Trace) -> float:
+        return 1.0
+
+
+class Ranked(Prompt):
+    @group_reward
+    def rank(self, traces: list[Trace]) -> list[float]:
+        return [float(place) for place, _ in enumerate(traces)]
+
+
+class Prompts(Taskset[Prompt]):
+    """Tasks of a file's prompts, as often as each stands there one task."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__()
+        lines = Path(job["dataset"]).read_text().splitlines()
+        self.prompts = [json.loads(line)["prompt"] for line in lines[:: job["rollouts"]]]
+        self.task = Ranked if job["kind"] == "grouped" else Prompt
+
+    def load(self) -> Iterable[Prompt]:
+        tasks = (
+            self.task(TaskData(idx=idx, prompt=text))
+            for idx, text in enumerate(itertools.cycle(self.prompts))
+        )
+        return tasks if self.INFINITE else list(itertools.islice(tasks, len(self.prompts)))
+
+
+class Endless(Prompts):
+    INFINITE = True
+
+
+async def run_taskset(job: dict[str, Any], say: Callable[..., None]) -> None:
+    taskset = (Endless if job["kind"] == "endless" else Prompts)(job)
+    directory = Path(job["directory"])
+    begun = next((path.parent for path in directory.glob("crash--*/run.json")), None)
+    options: dict[str, Any] = {
+        "model": "scripted",
+        "base_url": job["base_url"],
+        "api_key": "none",
+        "concurrency": job["workers"],
+        "sync": job["sync"],
+        "max_failures": 1.0,
+        "on_event": lambda event: (
+            say("row", event["idx"] * job["rollouts"] + event["number"], event["state"])
+            if event["event"] == "recorded"
+            else None
+        ),
+    }
+    if begun is None:
+        evaluation = Evaluation(
+            taskset,
+            num_tasks=len(taskset.prompts),
+            num_rollouts=job["rollouts"],
+            shuffle=job["kind"] == "shuffled",
+            sampling={"seed": 1},
+            output_dir=directory,
+            run_name="crash",
+            **options,
+        )
+    else:
+        evaluation = Evaluation.resume(begun, taskset=taskset, **options)
+    await evaluation.run()
 
 
 def main() -> None:

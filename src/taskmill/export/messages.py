@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from taskmill.export import UNREADABLE, Rows
+from taskmill.export import UNREADABLE, Rows, Traces, scores_of
 from taskmill.programs.chat import to_chat, tools_to_chat
 from taskmill.programs.sharegpt import from_sharegpt
+from taskmill.records import Message, ToolSpec
 from taskmill.store.files import replace
 from taskmill.store.jsonl import encode_row
 
@@ -27,6 +28,17 @@ def write(rows: Rows) -> None:
     replace(rows.report.path, _lines(rows))
 
 
+def write_traces(traces: Traces) -> None:
+    """Write the `traces` of a taskset's run, with their scores, to the path of their report."""
+    replace(traces.report.path, _trace_lines(traces))
+
+
+def _trace_lines(traces: Traces) -> Iterator[bytes]:
+    for trace, _ in traces:
+        traces.report.written += 1
+        yield encode_row({**_sample(trace.messages, trace.tools), **scores_of(trace)})
+
+
 def _lines(rows: Rows) -> Iterator[bytes]:
     for line in rows:
         try:
@@ -41,7 +53,11 @@ def _lines(rows: Rows) -> Iterator[bytes]:
 def as_chat(conversations: list[dict[str, str]]) -> dict[str, Any]:
     """One sample: its messages, and the tools that were offered (no `tools` where there were none)."""
     said = from_sharegpt(conversations)
-    sample: dict[str, Any] = {"messages": to_chat(said.messages)}
-    if said.tools:
-        sample["tools"] = tools_to_chat(said.tools)
+    return _sample(said.messages, said.tools)
+
+
+def _sample(messages: Iterable[Message], tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    sample: dict[str, Any] = {"messages": to_chat(messages)}
+    if tools:
+        sample["tools"] = tools_to_chat(tools)
     return sample

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, field
 
 from taskmill.errors import ConfigurationError
-from taskmill.export import UNREADABLE, Rows
-from taskmill.records import Timing, Usage
+from taskmill.export import UNREADABLE, ExportReport, Rows, Traces, as_text, scores_of
+from taskmill.programs.sharegpt import to_sharegpt
+from taskmill.records import Timing, Trace, Usage
 from taskmill.store.files import replacing
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -74,6 +75,22 @@ _decode = msgspec.json.Decoder(Stored).decode
 
 def write(rows: Rows) -> None:
     """Write `rows` to the path of their report. Raises `ConfigurationError` where pyarrow is missing."""
+    pa = _pyarrow()
+    _write(pa, table_schema(pa), _groups(rows), rows.report)
+
+
+def write_traces(traces: Traces) -> None:
+    """Write the `traces` of a taskset's run, with their scores. Raises `ConfigurationError` without pyarrow."""
+    pa = _pyarrow()
+    _write(
+        pa,
+        trace_schema(pa),
+        _in_groups((_trace_columns(trace), size) for trace, size in traces),
+        traces.report,
+    )
+
+
+def _pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -81,15 +98,18 @@ def write(rows: Rows) -> None:
         raise ConfigurationError(
             "Parquet needs the package pyarrow: pip install 'taskmill[parquet]'"
         ) from None
-    schema = table_schema(pyarrow)
+    return pyarrow
+
+
+def _write(pa: Any, schema: Any, groups: Iterable[list[dict[str, Any]]], report: ExportReport) -> None:
     with (
-        replacing(rows.report.path) as file,
-        pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+        replacing(report.path) as file,
+        pa.parquet.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        for group in _groups(rows):
-            table = _table(pyarrow, schema, group)
-            rows.report.written += table.num_rows
-            rows.report.left_out[UNREADABLE] += len(group) - table.num_rows
+        for group in groups:
+            table = _table(pa, schema, group)
+            report.written += table.num_rows
+            report.left_out[UNREADABLE] += len(group) - table.num_rows
             writer.write_table(table)
 
 
@@ -118,6 +138,55 @@ def table_schema(pa: Any) -> Any:
     return pa.schema([(name, types.get(name, text)) for name in Stored.__struct_fields__])
 
 
+def trace_schema(pa: Any) -> Any:
+    """The columns of a taskset's run and their Arrow types; those that are not named here are texts."""
+    text, number, real, flag = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+
+    def record(kind: type[Struct], of: Any) -> Any:
+        return pa.struct([(name, of) for name in kind.__struct_fields__])
+
+    types = {
+        "idx": number,
+        "number": number,
+        "reward": real,
+        "conversations": pa.list_(pa.struct([("from", text), ("value", text)])),
+        "attempt": number,
+        "group_size": number,
+        "api_calls": number,
+        "toolsets_used": pa.list_(text),
+        "truncated": flag,
+        "usage": record(Usage, number),
+        "cost": real,
+        "timing": record(Timing, real),
+    }
+    return pa.schema([(name, types.get(name, text)) for name in _trace_columns(Trace("", "completed"))])
+
+
+def _trace_columns(trace: Trace) -> dict[str, Any]:
+    return {
+        **scores_of(trace),
+        "conversations": to_sharegpt(trace.messages, trace.tools),
+        "state": trace.state,
+        "stop_reason": trace.stop_reason,
+        "truncated": trace.truncated,
+        "attempt": trace.attempt,
+        "group_size": trace.group_size,
+        "model": trace.model,
+        "sampling": as_text(trace.sampling),
+        "toolsets_used": list(trace.toolsets),
+        "api_calls": len(trace.calls),
+        "calls": as_text(trace.calls),
+        "usage": msgspec.structs.asdict(trace.usage),
+        "cost": trace.cost,
+        "timing": msgspec.structs.asdict(trace.timing),
+        "started_at": trace.started_at,
+        "judgements": as_text(trace.judgements),
+        "task_state": as_text(trace.task_state),
+        "errors": as_text(trace.errors),
+        "notes": "\n".join(trace.notes),
+    }
+
+
 def _table(pa: Any, schema: Any, group: list[dict[str, Any]]) -> Any:
     """The rows of a group that fit the schema; one that does not (a count beyond 64 bits) costs no other."""
     try:
@@ -129,19 +198,27 @@ def _table(pa: Any, schema: Any, group: list[dict[str, Any]]) -> Any:
 
 
 def _groups(rows: Rows) -> Iterator[list[dict[str, Any]]]:
-    """The rows as Arrow takes them, in lists of about `ROW_GROUP_BYTES`."""
-    group: list[dict[str, Any]] = []
-    size = 0
+    return _in_groups(_readable(rows))
+
+
+def _readable(rows: Rows) -> Iterator[tuple[dict[str, Any], int]]:
     for line in rows:
         try:
-            group.append(_as_columns(_decode(line)))
+            yield _as_columns(_decode(line)), len(line)
         except msgspec.MsgspecError:
             rows.report.left_out[UNREADABLE] += 1
-            continue
-        size += len(line)
-        if size >= ROW_GROUP_BYTES:
+
+
+def _in_groups(sized: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
+    """The rows as Arrow takes them, in lists of about `ROW_GROUP_BYTES`."""
+    group: list[dict[str, Any]] = []
+    total = 0
+    for columns, size in sized:
+        group.append(columns)
+        total += size
+        if total >= ROW_GROUP_BYTES:
             yield group
-            group, size = [], 0
+            group, total = [], 0
     if group:
         yield group
 

@@ -1,0 +1,1 @@
+"""Greetings, in more than one language."""
