@@ -21,6 +21,7 @@ PROMPTS = HERE / "prompts.jsonl"
 DEMO = Path("demo")
 KILL_AFTER_ROWS = 3
 STEP_SECONDS = 280
+LINE_WIDTH = 100
 
 
 def main() -> int:
@@ -121,7 +122,12 @@ def say(heading: str) -> None:
 
 def shown(command: list[str]) -> str:
     """A command as one would type it."""
-    return " ".join(["taskmill", *command[1:]])
+    return " ".join([os.path.relpath(command[0]), *command[1:]])
+
+
+def cut(line: str) -> str:
+    """A line as far as there is room for it."""
+    return line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 1] + "…"
 
 
 def show_table(rows: list[dict[str, Any]], statistics: dict[str, Any]) -> None:
@@ -156,7 +162,7 @@ def show_excerpt(rows: list[dict[str, Any]]) -> None:
     for turn in row["conversations"]:
         if turn["from"] != "system":
             for number, line in enumerate(turn["value"].splitlines()):
-                print(f"   {turn['from'] if not number else '':>6} | {line[:100]}")
+                print(f"   {turn['from'] if not number else '':>6} | {cut(line)}")
 
 
 def answers_from_observation(row: dict[str, Any]) -> bool:
