@@ -6,7 +6,19 @@ import sys
 import time
 from importlib import import_module
 
-NAMES = ("start", "overhead", "concurrency", "sandbox", "store", "memory", "crash")
+NAMES = (
+    "start",
+    "overhead",
+    "concurrency",
+    "sandbox",
+    "serve",
+    "store",
+    "memory",
+    "tasksets",
+    "conversations",
+    "crash",
+    "local",
+)
 
 
 def main() -> int:

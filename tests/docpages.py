@@ -6,7 +6,8 @@ A page is worked through from top to bottom in one empty folder, as a reader wou
   called as pytest would call them.
 - `console`: the lines `$ taskmill …` are run and must exit with 0. Lines under them are what was written, in
   part: numbers may differ, `…` stands for anything.
-- `toml` must be a configuration of `taskmill batch` or a file of distributions; `json` and `jsonl` must parse.
+- `toml` must be a configuration of `taskmill batch` or, with a table `taskset`, of `taskmill eval`, a file of
+  distributions, or with `participants` a lineup; `json` and `jsonl` must parse.
 - `text` under `<!-- output -->` is what the block before it wrote.
 
 Comments before a block say more: `<!-- file: NAME -->` writes it to that file (Python is then not run),
@@ -162,7 +163,11 @@ class Walk:
 
     def _toml(self, block: Block) -> None:
         tables = tomllib.loads(block.text)
-        if all(isinstance(value, dict) and _is_distribution(value) for value in tables.values()):
+        if "participants" in tables:
+            _check_lineup(tables)
+        elif "taskset" in tables:
+            _check_evaluation(block.text)
+        elif all(isinstance(value, dict) and _is_distribution(value) for value in tables.values()):
             _check_distributions(tables)
         else:
             _check_configuration(block.text)
@@ -194,6 +199,21 @@ def _check_configuration(text: str) -> None:
     if servers := found.get("mcp"):
         read_servers(servers)
     _check_distributions(found.get("distributions", {}))
+
+
+def _check_evaluation(text: str) -> None:
+    from taskmill.cli.eval import GRAMMAR
+    from taskmill.cli.options import parse, resolve
+    from taskmill.evaluation.settings import check_settings
+
+    Path("checked.toml").write_text(text, encoding="utf-8")
+    check_settings(resolve(parse(["@", "checked.toml"], GRAMMAR), GRAMMAR).settings)
+
+
+def _check_lineup(tables: Mapping[str, Any]) -> None:
+    from taskmill.conversations.lineup_file import LineupFile
+
+    LineupFile.model_validate(tables)
 
 
 def _words(command: Command) -> tuple[dict[str, str], list[str]]:

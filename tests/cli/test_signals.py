@@ -15,7 +15,7 @@ import pytest
 from taskmill.testing.endpoint import answer, call, rate_limited, refusal
 from tests.batch.mill import prompts_of
 from tests.batch.serving import LONGEST, serving
-from tests.cli.conftest import Place, ended
+from tests.cli.conftest import PROGRAM, Place, ended
 
 MESSAGE = "interrupted: taking no more rows"
 
@@ -58,6 +58,7 @@ def test_the_first_ctrl_c_says_what_it_does_and_leaves_a_run_that_resumes(place:
 
         assert said.code == 130
         assert "7 rows are left. To go on:" in said.err
+        assert "5/12 done, 2 cancelled, 5 completed, 7 left, 5 calls, " in said.err
         command = said.err.strip().splitlines()[-1].strip()
         assert command == f"taskmill {' '.join(arguments)} --resume"
         assert "Traceback" not in said.err
@@ -72,6 +73,29 @@ def test_the_first_ctrl_c_says_what_it_does_and_leaves_a_run_that_resumes(place:
     assert resumed.code == 0
     assert endpoint.calls == 7
     assert sorted(map(int, prompts_of(place.run().trajectories))) == list(range(12))
+
+
+def test_status_after_ctrl_c_says_that_finished_calls_are_kept(place: Place) -> None:
+    place.prompts("a", "b")
+    under_way = threading.Semaphore(0)
+
+    def slow(body: dict[str, Any]) -> Any:
+        if len(body["messages"]) == 1:
+            return answer("", calls=[call("todo", {})], reasoning="hm")
+        under_way.release()
+        return answer("late", latency=3600)
+
+    with serving(slow) as endpoint:
+        process = place.start("batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url, "-b", "1")
+        for _ in range(2):
+            assert under_way.acquire(timeout=LONGEST)
+        process.send_signal(signal.SIGINT)
+        ended(process)
+    told = place.finish("status", "data/p")
+
+    assert "rows       2 planned: 2 cancelled" in told.out
+    assert "kept       2 finished calls are kept and will not be paid for again" in told.out
+    assert "in flight" not in told.out
 
 
 def test_ctrl_c_while_a_call_waits_to_be_tried_again_ends_the_waiting(place: Place) -> None:
@@ -113,10 +137,58 @@ def test_the_first_ctrl_c_is_answered_at_once_and_the_second_leaves_at_once(plac
         assert script.reached.wait(LONGEST)
         process.send_signal(signal.SIGINT)
         first_line_with(process, MESSAGE)
+        first_line_with(process, "waiting for what is under way to stop")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         said = ended(process)
 
+    assert said.code == 130
+
+
+SLOW_TO_LEAVE = """
+import sys, time
+from taskmill.cli import main
+
+class Model:
+    def __del__(self):
+        time.sleep(3600)
+
+sys.model = Model()
+sys.exit(main())
+"""
+STUCK_AT_EXIT = """
+import atexit, sys, time
+from taskmill.cli import main
+
+atexit.register(time.sleep, 3600)
+sys.exit(main())
+"""
+
+
+def test_after_ctrl_c_nothing_waits_for_a_model_in_the_process_to_finish_its_answers(place: Place) -> None:
+    place.prompts("a")
+    script = Held(0)
+    with serving(script) as endpoint:
+        arguments = ["batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url]
+        process = place.start(*arguments, program=SLOW_TO_LEAVE)
+        assert script.reached.wait(LONGEST)
+        process.send_signal(signal.SIGINT)
+        said = ended(process)
+    assert said.code == 130
+    assert "0/1 done, 1 cancelled, 1 left, in " in said.err
+
+
+def test_what_takes_long_after_ctrl_c_is_told_and_a_second_one_leaves_at_once(place: Place) -> None:
+    place.prompts("a")
+    script = Held(0)
+    with serving(script) as endpoint:
+        arguments = ["batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url]
+        process = place.start(*arguments, program=STUCK_AT_EXIT)
+        assert script.reached.wait(LONGEST)
+        process.send_signal(signal.SIGINT)
+        first_line_with(process, "waiting for the model to stop")
+        process.send_signal(signal.SIGINT)
+        said = ended(process)
     assert said.code == 130
 
 
@@ -150,6 +222,72 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(place: Place) -> None:
         said = ended(process)
     assert said.code == 128 + signal.SIGTERM
     assert "--resume" in said.err
+
+
+def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does(place: Place) -> None:
+    """It sends more than one signal, and none of them cuts short what the first one began."""
+    place.prompts("a")
+    script = Held(0)
+    with serving(script) as endpoint:
+        process = place.start("batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url)
+        assert script.reached.wait(LONGEST)
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+        said = ended(process)
+    assert said.code == 128 + signal.SIGHUP
+    assert "--resume" in said.err
+    assert [row["state"] for row in place.run().outcomes] == ["cancelled"]
+
+
+NOHUP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+
+
+def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(place: Place) -> None:
+    place.prompts("a", "b")
+    reached, go_on = threading.Event(), threading.Event()
+
+    def script(body: dict[str, Any]) -> Any:
+        reached.set()
+        assert go_on.wait(LONGEST)
+        return answer("fine", reasoning="hm")
+
+    with serving(script) as endpoint:
+        arguments = ["batch", "p.jsonl", "--model", "m", "--base-url", endpoint.url]
+        process = place.start(*arguments, program=NOHUP + PROGRAM)
+        assert reached.wait(LONGEST)
+        process.send_signal(signal.SIGHUP)
+        go_on.set()
+        said = ended(process)
+    assert said.code == 0
+    assert place.run().outcome_counts() == {"completed": 2}
+
+
+INTERRUPTED_WHILE_READING = """
+import os, signal, sys
+import taskmill.batch.runner as runner
+from taskmill.cli import main
+
+def index_rows(*_, **__):
+    os.kill(os.getpid(), signal.{name})
+    yield None
+
+runner.index_rows = index_rows
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_interrupted_while_nothing_usable_was_found_the_exit_code_is_that_of_the_signal(
+    place: Place, name: str, code: int
+) -> None:
+    place.prompts(b"no row")
+    program = INTERRUPTED_WHILE_READING.format(name=name)
+    process = place.start(
+        "batch", "p.jsonl", "--model", "m", "--base-url", "http://localhost:1", program=program
+    )
+    said = ended(process)
+    assert said.code == code
+    assert "Traceback" not in said.err
 
 
 def test_ctrl_c_leaves_no_process_behind(place: Place) -> None:

@@ -37,7 +37,10 @@ def test_a_run_that_is_done(place: Place, taskmill: Command) -> None:
     assert "3 planned: 2 completed, 1 discarded" in said.out
     assert "the/model" in said.out
     assert found["outcomes"] == {"completed": 2, "discarded": 1}
-    assert (found["calls"], found["usage"]["input_tokens"], found["sessions"]) == (3, 30, 1)
+    assert (found["calls"], found["sessions"]) == (3, 1)
+    assert found["usage"] == {
+        "input_tokens": 30, "output_tokens": 15, "cached_tokens": 0, "reasoning_tokens": 0
+    }  # fmt: skip
     assert place.run().content() == before
 
 
@@ -94,7 +97,7 @@ def test_a_live_run_is_read_without_its_lock_and_a_killed_one_says_what_was_in_f
     assert live.code == killed.code == 1
     assert f"running: pid {process.pid} on " in live.out
     assert f"its last session was killed (pid {process.pid} on " in killed.out
-    assert "in flight  2: rows 0 (1 calls kept), 1 (1 calls kept)" in killed.out
+    assert "in flight  2: rows 0 (1 call kept), 1 (1 call kept)" in killed.out
     assert "2 planned: 2 pending" in killed.out
 
 

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from taskmill.cli import EXIT_INTERRUPTED, EXIT_OK, command_words
+from taskmill.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, command_words
 from taskmill.cli.config import ENDPOINT_FIELDS, TABLES, read_config, read_prefill
 from taskmill.cli.display import json_events, say
 from taskmill.cli.endpoint import Endpoint, choose_endpoint
-from taskmill.cli.running import people_events, resume_command, run_to_the_end
+from taskmill.cli.running import Job, people_events, resume_command, run_to_the_end
 from taskmill.errors import ConfigurationError
 
 FLAG = Parameter(negative="")
-LIST = Parameter(negative="", help="Comma-separated, or given several times.")
+LIST = Parameter(negative="")
 
 
 def batch(
@@ -39,6 +39,7 @@ def batch(
     max_tokens: int | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
+    sampling_seed: int | None = None,
     reasoning_effort: str | None = None,
     no_reasoning: Annotated[bool, FLAG] = False,
     system_prompt: str | None = None,
@@ -53,6 +54,7 @@ def batch(
     keep_without_reasoning: Annotated[bool, FLAG] = False,
     max_failures: float | None = None,
     call_timeout: float | None = None,
+    total_timeout: float | None = None,
     max_attempts: int | None = None,
     tool_result_limit: int | None = None,
     sync: str | None = None,
@@ -100,6 +102,8 @@ def batch(
         How freely the model samples; 0 is greedy, unset is the model's own way.
     top_p
         Sample from the likeliest tokens of so much probability; unset is the model's own way.
+    sampling_seed
+        Sample with a seed, another for each row, made of this one; unset sends none.
     reasoning_effort
         none, minimal, low, medium, high, xhigh or max.
     no_reasoning
@@ -109,11 +113,11 @@ def batch(
     prefill
         JSON file with messages to send before every prompt, recorded nowhere.
     providers_allowed
-        Providers a routing endpoint may use.
+        Providers a routing endpoint may use, separated by commas.
     providers_ignored
-        Providers it must not use.
+        Providers it must not use, separated by commas.
     providers_order
-        Providers to try, in this order.
+        Providers to try, in this order, separated by commas.
     provider_sort
         price, throughput or latency.
     sandbox
@@ -128,6 +132,8 @@ def batch(
         Give up when a larger fraction of the finished rows failed; 1 never. [default: 0.5]
     call_timeout
         Seconds for one attempt at a model call. [default: 600]
+    total_timeout
+        Seconds for a model call with all its attempts and the waiting between them. [default: 3600]
     max_attempts
         Attempts at a model call before its row fails. [default: 6]
     tool_result_limit
@@ -143,7 +149,7 @@ def batch(
     resume
         Go on with a run: do what is missing or failed, pay for nothing twice.
     dry_run
-        Show the plan and an estimate, and do nothing.
+        Show the plan, an estimate, and whether the run would be refused, and do nothing.
     json
         Write events as JSON lines instead of a display.
     """
@@ -159,6 +165,7 @@ def batch(
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
+        "sampling_seed": sampling_seed,
         "reasoning_config": _reasoning(reasoning_effort, no_reasoning),
         "ephemeral_system_prompt": system_prompt,
         "prefill_messages": read_prefill(prefill),
@@ -172,6 +179,7 @@ def batch(
         "discard_without_reasoning": False if keep_without_reasoning else None,
         "max_failures": max_failures,
         "call_timeout": call_timeout,
+        "total_timeout": total_timeout,
         "max_attempts": max_attempts,
         "tool_result_limit": tool_result_limit,
         "sync": sync,
@@ -190,13 +198,13 @@ def batch(
     if dry_run:
         from taskmill.batch.plan import plan_of
 
-        plan = asyncio.run(plan_of(runner))
+        plan = asyncio.run(plan_of(runner, resume=resume))
         print(json_module.dumps(plan.as_json()) if json else plan.as_text())
-        return EXIT_OK
+        return EXIT_USAGE if plan.refused else EXIT_OK
     try:
         # An interrupt in this very moment is answered below; Python's own word on it would only follow that.
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
-        return asyncio.run(run_to_the_end(runner, model=endpoint.source, resume=resume, quiet=json))
+        return asyncio.run(run_to_the_end(BatchJob(runner, resume), model=endpoint.source, quiet=json))
     except KeyboardInterrupt:  # in the moment before the run listens to signals itself
         say(f"interrupted before anything was begun. To go on:\n  {resume_command(command_words())[0]}")
         return EXIT_INTERRUPTED
@@ -204,6 +212,7 @@ def batch(
 
 def _build(settings: Mapping[str, Any], endpoint: Endpoint, file: Mapping[str, Any], json: bool) -> Any:
     from taskmill.batch import BatchRunner
+    from taskmill.batch.told import event_line
 
     return BatchRunner(
         **settings,
@@ -212,8 +221,33 @@ def _build(settings: Mapping[str, Any], endpoint: Endpoint, file: Mapping[str, A
         api_key=endpoint.api_key,
         prices=file.get("prices"),
         mcp_servers=file.get("mcp"),
-        on_event=json_events if json else people_events(bool(settings.get("verbose"))),
+        on_event=json_events if json else people_events(event_line, bool(settings.get("verbose"))),
     )
+
+
+class BatchJob(Job):
+    """A run of `BatchRunner`."""
+
+    def __init__(self, runner: Any, resume: bool) -> None:
+        self._runner = runner
+        self._resume = resume
+        self.progress = runner.progress
+
+    async def run(self) -> None:
+        """Run the batches."""
+        await self._runner.run(resume=self._resume)
+
+    def results(self, *, done: bool) -> list[str]:
+        """Where the trajectories are."""
+        return [f"trajectories: {self._runner.path / 'trajectories.jsonl'}"] if done else []
+
+    def ended(self) -> Mapping[str, Any]:
+        """Where the run is."""
+        return {"path": str(self._runner.path)}
+
+    def go_on(self) -> tuple[str, list[str]]:
+        """The same command with `--resume`."""
+        return resume_command(command_words())
 
 
 def _reasoning(effort: str | None, off: bool) -> dict[str, Any] | None:

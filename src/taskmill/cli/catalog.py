@@ -9,6 +9,7 @@ import msgspec
 from cyclopts import Parameter
 
 from taskmill.cli import EXIT_OK
+from taskmill.cli.display import say
 
 FLAG = Parameter(negative="")
 
@@ -22,18 +23,20 @@ def distributions(*, json: Annotated[bool, FLAG] = False) -> int:
         Write JSON.
     """
     from taskmill.tools import DISTRIBUTIONS, TOOLSETS
+    from taskmill.tools.distributions import NO_TOOLSETS
 
     missing = {name: toolset.missing() for name, toolset in TOOLSETS.items()}
+    listed = {**{name: dict(chances) for name, chances in DISTRIBUTIONS.items()}, NO_TOOLSETS: {}}
     if json:
-        print(json_module.dumps({name: dict(chances) for name, chances in sorted(DISTRIBUTIONS.items())}))
+        print(json_module.dumps(dict(sorted(listed.items()))))
         return EXIT_OK
-    width = max(map(len, DISTRIBUTIONS))
-    for name, chances in sorted(DISTRIBUTIONS.items()):
+    width = max(map(len, listed))
+    for name, chances in sorted(listed.items()):
         drawn = "  ".join(
             f"{toolset} {chance:g}%{' (missing)' if missing.get(toolset) else ''}"
             for toolset, chance in sorted(chances.items(), key=lambda item: (-item[1], item[0]))
         )
-        print(f"{name:<{width}}  {drawn}")
+        print(f"{name:<{width}}  {drawn or 'no toolsets'}")
     return EXIT_OK
 
 
@@ -81,26 +84,42 @@ def tools(*, json: Annotated[bool, FLAG] = False) -> int:
     return EXIT_OK
 
 
-def models(action: Literal["list", "fetch"] = "list", /, *, json: Annotated[bool, FLAG] = False) -> int:
-    """The models there are without an endpoint; 'fetch' gets the embedded one.
+def models(
+    action: Literal["list", "fetch"] = "list",
+    kind: Literal["embedded", "local"] = "embedded",
+    /,
+    *,
+    json: Annotated[bool, FLAG] = False,
+) -> int:
+    """The models there are without an endpoint; 'fetch' gets the embedded one, 'fetch local' the small local one.
 
     Parameters
     ----------
     action
-        list, or fetch to install what the embedded model needs.
+        list, or fetch to install what a model needs.
+    kind
+        What to fetch: embedded (llama.cpp) or local (transformers).
     json
         Write JSON.
     """
-    from taskmill.models.catalog import fetch_embedded, installed_models
+    from taskmill.models.catalog import fetch_embedded, fetch_local, installed_models, local_models
 
-    if action == "fetch":
-        fetch_embedded()
-    found = installed_models()
+    if action == "fetch" and kind == "local":
+        if fetch_local(tell=say) is None:
+            say("the local model is here")
+    elif action == "fetch" and not fetch_embedded(tell=say):
+        say("all the embedded model needs is here")
+    found = [*installed_models(), *local_models()]
     if json:
         print(msgspec.json.encode(found).decode())
         return EXIT_OK
     for model in found:
-        where = model.missing or f"{(model.size or 0) / 1e6:.0f} MB at {model.path}"
+        where = (
+            f"missing: {model.missing}"
+            if model.missing
+            else f"{(model.size or 0) / 1e6:.0f} MB at {model.path}"
+        )
         print(f"{model.name}  {where}")
-    print("\nany other model: --model NAME --base-url URL, or MODEL_ID, MODEL_BASE_URL and MODEL_API_KEY")
+    print("\nany Hugging Face model: --model local:FOLDER or local:HUB_ID")
+    print("any other model: --model NAME --base-url URL, or MODEL_ID, MODEL_BASE_URL and MODEL_API_KEY")
     return EXIT_OK

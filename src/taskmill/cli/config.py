@@ -24,15 +24,17 @@ def read_config(path: Path | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
+    text = _text_of("--config", path)
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(f"--config: no file at {str(path)!r}") from None
-    except OSError as problem:
-        raise ConfigurationError(f"--config: {str(path)!r} can't be read: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        settings = tomllib.loads(text)
+    except ValueError as problem:
         raise ConfigurationError(f"--config: {str(path)!r} is not TOML: {problem}") from None
+    except RecursionError:
+        raise ConfigurationError(f"--config: {str(path)!r} is nested too deep to be read") from None
     _check_names(path, settings)
+    for name in ("dataset_file", *ENDPOINT_FIELDS):
+        if not isinstance(settings.get(name, ""), str):
+            raise ConfigurationError(f"--config: {str(path)!r}: write {name} as a text, in quotes")
     for name in TABLES:
         tables = settings.get(name, {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -54,10 +56,27 @@ def read_prefill(path: Path | None) -> list[Any] | None:
     """The messages of a JSON file. Raises `ConfigurationError` for what is no list."""
     if path is None:
         return None
+    text = _text_of("--prefill", path)
     try:
-        messages = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+        messages = json.loads(text)
+    except ValueError as problem:
         raise ConfigurationError(f"--prefill: {str(path)!r} can't be read as JSON: {problem}") from None
+    except RecursionError:
+        raise ConfigurationError(f"--prefill: {str(path)!r} is nested too deep to be read") from None
     if not isinstance(messages, list):
         raise ConfigurationError(f"--prefill: {str(path)!r} must hold a list of messages")
     return messages
+
+
+def _text_of(option: str, path: Path) -> str:
+    """The text of a regular file. Raises `ConfigurationError`, naming the option, where there is none."""
+    from taskmill.store.files import read_whole
+
+    try:
+        return read_whole(path).decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigurationError(f"{option}: no file at {str(path)!r}") from None
+    except OSError as problem:
+        raise ConfigurationError(f"{option}: {str(path)!r} can't be read: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        raise ConfigurationError(f"{option}: {str(path)!r} is not UTF-8 (byte {problem.start})") from None

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from taskmill.engine.progress import Progress
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
@@ -34,22 +34,61 @@ def duration(seconds: float | None) -> str:
 
 
 def money(cost: float | None) -> str:
-    """US dollars, or a question mark where a price is unknown."""
-    return "$?" if cost is None else f"${cost:.4f}" if cost < 1 else f"${cost:,.2f}"
+    """US dollars, or that a price is unknown."""
+    return "cost unknown" if cost is None else f"${cost:.4f}" if cost < 1 else f"${cost:,.2f}"
+
+
+def pace(rate: float) -> str:
+    """Rollouts a second, a minute or an hour, whichever gives a number that can be read."""
+    for unit, seconds in (("s", 1), ("min", 60)):
+        if rate * seconds >= 0.95:
+            return f"{rate * seconds:,.1f}/{unit}"
+    return f"{rate * 3600:,.1f}/h"
 
 
 def progress_line(progress: Progress) -> str:
-    """One line that says where the run stands."""
-    done = progress.reused + progress.finished
-    parts = [f"{done:,}/{progress.total:,}"]
-    if progress.reused:
-        parts.append(f"{progress.reused:,} reused")
+    """One line that says where a run that goes on stands."""
+    if not progress.begun:
+        return f"starting  {duration(progress.elapsed)}"
+    parts = [_done(progress)]
+    time = duration(progress.elapsed)
+    if progress.total:
+        time += f", {duration(progress.seconds_left)} left"
+    parts += [time, f"{progress.in_flight:,} under way", *_came_of_it(progress)]
+    if progress.rate > 0:
+        parts.append(pace(progress.rate))
+    return "  ".join([*parts, *_spent(progress)])
+
+
+def final_line(progress: Progress, *, interrupted: bool) -> str:
+    """One line that says what a session came to. An interrupted one was not at work for all of its time."""
+    parts = [_done(progress), *_came_of_it(progress)]
+    if (left := progress.total - progress.done) > 0:
+        parts.append(f"{left:,} left")
+    parts += _spent(progress)
+    if not interrupted and progress.mean_rate > 0:
+        parts.append(pace(progress.mean_rate))
+    return ", ".join([*parts, f"in {duration(progress.elapsed)}"])
+
+
+def _done(progress: Progress) -> str:
+    return f"{progress.done:,}/{progress.total:,} done" if progress.total else f"{progress.done:,} done"
+
+
+def _came_of_it(progress: Progress) -> list[str]:
+    parts = [f"{progress.reused:,} reused"] if progress.reused else []
     parts += [f"{count:,} {state}" for state, count in sorted(progress.states.items())]
-    parts.append(f"{progress.rate:.1f}/s")
-    parts.append(f"{progress.tokens:,} tokens")
-    parts.append(money(progress.cost))
-    parts.append(f"{duration(progress.seconds_left)} left")
-    return "  ".join(parts)
+    if progress.reward is not None:
+        parts.append(f"reward {progress.reward:.3f} of {progress.scored:,}")
+    return parts
+
+
+def _spent(progress: Progress) -> list[str]:
+    """What was asked of models; nothing where none was."""
+    calls, tokens, cost = progress.spent
+    if progress.turns is not None:
+        return [f"{progress.turns:,} turns", f"{progress.token_rate:,.0f} tokens/s", money(cost)]
+    return [f"{calls:,} call{'' if calls == 1 else 's'}", f"{tokens:,} tokens", money(cost)] if calls else []
 
 
 def say(line: str) -> None:
@@ -63,7 +102,7 @@ def say_result(line: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """`text` with control characters, which a terminal would obey, written out."""
+    """`text` with control characters, which a terminal would obey, written out; those that turn its direction too."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -120,9 +159,7 @@ async def _paint_live(progress: Progress) -> None:
     def frame() -> Table:
         table = Table.grid(padding=(0, 1))
         table.add_row(
-            ProgressBar(
-                total=max(progress.total, 1), completed=progress.reused + progress.finished, width=24
-            ),
+            ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
             Text(progress_line(progress), no_wrap=True, overflow="ellipsis"),
         )
         return table
@@ -134,10 +171,11 @@ async def _paint_live(progress: Progress) -> None:
 
 
 async def _print_lines(progress: Progress) -> None:
-    told, silent = -1, 0.0
+    told, silent = (-1, -1, -1), 0.0
     while True:
         await asyncio.sleep(LINE_SECONDS)
         silent += LINE_SECONDS
-        if progress.total and (progress.finished != told or silent >= QUIET_SECONDS):
-            told, silent = progress.finished, 0.0
+        now = (progress.finished, progress.calls_made, progress.turns or 0)
+        if progress.begun and (now != told or silent >= QUIET_SECONDS):
+            told, silent = now, 0.0
             say(progress_line(progress))

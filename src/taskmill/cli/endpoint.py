@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from taskmill.errors import ConfigurationError
+from taskmill.models.choose import is_local
 from taskmill.models.families import public_url
 
 
@@ -60,6 +61,8 @@ def choose_endpoint(
     chosen = model or environment.get("MODEL_ID") or from_file("model")
     if chosen == "embedded":
         return Endpoint(None, None, None, "the embedded model")
+    if chosen is not None and base_url is None and is_local(chosen, None):
+        return Endpoint(chosen, None, None, f"the local model {chosen.removeprefix('local:')!r}")
     source = next((place for place in (options, own, openai, filed) if place.url), None)
     if chosen is None:
         given = next((place.url for place in (options, own, filed) if place.url), None)

@@ -6,68 +6,140 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from taskmill.cli import EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, command_words
-from taskmill.cli.display import duration, json_events, money, progress_line, say, say_result, shown
-from taskmill.errors import RunAbortedError, RunChangedError, RunExistsError, RunLockedError, StoreError
+from taskmill.cli import EXIT_INCOMPLETE, EXIT_OK, EXIT_USAGE, PATIENCE_SECONDS
+from taskmill.cli.display import final_line, json_events, say, say_result, shown
+from taskmill.engine.progress import Progress
+from taskmill.errors import (
+    RunAbortedError,
+    RunChangedError,
+    RunExistsError,
+    RunLockedError,
+    StorageFullError,
+    StoreError,
+    TaskmillError,
+    TasksetError,
+)
 from taskmill.records import DONE_STATES
 
 REFUSALS = (RunExistsError, RunChangedError, RunLockedError)
 """The run was not started: the same command will be refused again."""
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What interrupts a run."""
+
+Listener = Callable[[Mapping[str, Any]], None]
+
 SECRET_OPTIONS = ("--api-key", "--base-url")
 
 
-async def run_to_the_end(runner: Any, *, model: str, resume: bool, quiet: bool) -> int:
+class Job:
+    """A run as the command line carries it out: subclasses say what to do, when it is done, and what came of it."""
+
+    noun = "rows"
+    """What its progress counts."""
+
+    progress: Progress
+
+    async def run(self) -> None:
+        """Do it. Cancelling keeps what is recorded."""
+        raise NotImplementedError
+
+    def unfinished(self) -> int:
+        """How many are left to do."""
+        progress = self.progress
+        done = sum(progress.states.get(state, 0) for state in DONE_STATES)
+        return progress.total - progress.reused - done
+
+    def is_done(self) -> bool:
+        """Whether all that was asked for was done, once `run` has come to its end."""
+        return not self.unfinished()
+
+    def results(self, *, done: bool) -> Sequence[str]:
+        """What the command was called for, as lines for people."""
+        raise NotImplementedError
+
+    def ended(self) -> Mapping[str, Any]:
+        """What programs are told of the end, beside counts and errors."""
+        raise NotImplementedError
+
+    def go_on(self) -> tuple[str, list[str]]:
+        """The command that goes on with it, and the options left out of that because they hold secrets."""
+        raise NotImplementedError
+
+
+async def run_to_the_end(job: Job, *, model: str | None, quiet: bool) -> int:
     """Run to the end, a failure or an interrupt, say how it ended, and return the exit code.
 
-    The first SIGINT or SIGTERM is answered at once and cancels; the second leaves at once. `quiet` has JSON
-    events instead of a display, which begins with which `model` answers.
+    The first SIGINT, SIGTERM or SIGHUP is answered at once and cancels; a second SIGINT or SIGTERM leaves at once.
+    (A terminal that is closed sends several SIGHUPs, and `nohup` has them ignored.) `quiet` has JSON events instead
+    of a display, which begins with which `model` answers, if one does.
     """
     loop = asyncio.get_running_loop()
-    work = asyncio.ensure_future(runner.run(resume=resume))
+    work = asyncio.ensure_future(job.run())
     interrupted: list[int] = []
+    waiting: list[asyncio.TimerHandle] = []
 
     def on_signal(number: int) -> None:
         if interrupted:
-            os._exit(128 + number)
+            if number != signal.SIGHUP:
+                os._exit(128 + number)
+            return
         interrupted.append(number)
-        say("\ninterrupted: taking no more rows, keeping what is recorded; press again to leave at once")
+        say(
+            f"\ninterrupted: taking no more {job.noun}, keeping what is recorded; press again to leave at once"
+        )
         work.cancel()
+        waiting.append(
+            loop.call_later(
+                PATIENCE_SECONDS, say, "waiting for what is under way to stop; press again to leave at once"
+            )
+        )
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    listened = [number for number in SIGNALS if not _is_ignored_hangup(number)]
+    for number in listened:
         loop.add_signal_handler(number, on_signal, number)
     problem: Exception | None = None
     try:
-        if not quiet:
+        if model is not None and not quiet:
             say(f"model: {model}")
-        async with shown(runner.progress, quiet=quiet):
+        async with shown(job.progress, quiet=quiet):
             await work
     except asyncio.CancelledError:
         if not interrupted:
             raise
-    except (RunAbortedError, StoreError) as error:
+    except (RunAbortedError, StoreError, TasksetError) as error:
+        problem = error
+    except (TaskmillError, OSError) as error:
+        if not interrupted:  # else that comes first: it is what ended the run
+            raise
         problem = error
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in listened:
             loop.remove_signal_handler(number)
-    return _report(runner, problem, interrupted, quiet)
+        for told in waiting:
+            told.cancel()
+    return _report(job, problem, interrupted, quiet)
 
 
-def _report(runner: Any, problem: Exception | None, interrupted: list[int], quiet: bool) -> int:
-    progress = runner.progress
-    states = dict(progress.states)
-    unfinished = progress.total - progress.reused - sum(states.get(state, 0) for state in DONE_STATES)
+def _is_ignored_hangup(number: signal.Signals) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def _report(job: Job, problem: Exception | None, interrupted: list[int], quiet: bool) -> int:
+    progress = job.progress
+    unreadable = isinstance(problem, StoreError) and not isinstance(problem, StorageFullError)
+    refused = isinstance(problem, REFUSALS) or (unreadable and not progress.total)
     code = EXIT_OK
     if interrupted:
         code = 128 + interrupted[0]
-    elif isinstance(problem, REFUSALS):
+    elif refused:
         code = EXIT_USAGE
-    elif problem is not None or unfinished:
+    elif problem is not None or not job.is_done():
         code = EXIT_INCOMPLETE
-    command, removed = resume_command(command_words())
+    command, removed = job.go_on()
     if quiet:
         json_events(
             {
@@ -75,23 +147,25 @@ def _report(runner: Any, problem: Exception | None, interrupted: list[int], quie
                 "exit": code,
                 "total": progress.total,
                 "reused": progress.reused,
-                "states": states,
+                "states": dict(progress.states),
                 "error": None
                 if problem is None
                 else {"type": type(problem).__name__, "message": str(problem)},
-                "path": str(runner.path),
+                **job.ended(),
                 "resume": None if code == EXIT_OK else command,
             }
         )
         return code
     if problem is not None:
         say(f"taskmill: {problem}")
-    if progress.total:
-        say(f"{progress_line(progress)}  in {duration(progress.elapsed)}, {money(progress.cost)}")
-    if code == EXIT_OK:
-        say_result(f"trajectories: {runner.path / 'trajectories.jsonl'}")
-    elif interrupted or not isinstance(problem, REFUSALS):
-        left = f"{unfinished:,} rows are left. " if progress.total else ""
+    if progress.total or progress.finished:
+        say(final_line(progress, interrupted=bool(interrupted)))
+    if refused and not interrupted:
+        return code
+    for line in job.results(done=code == EXIT_OK):
+        say_result(line)
+    if code != EXIT_OK:
+        left = f"{job.unfinished():,} {job.noun} are left. " if progress.total else ""
         secrets = f", with {' and '.join(removed)} as before" if removed else ""
         say(f"{left}To go on{secrets}:\n  {command}")
     return code
@@ -121,9 +195,8 @@ def resume_command(words: Sequence[str]) -> tuple[str, list[str]]:
     return shlex.join(["taskmill", *kept]), list(removed)
 
 
-def people_events(verbose: bool) -> Any:
-    """A listener that says what happens on standard error; `verbose` has a line for each row."""
-    from taskmill.batch.told import event_line
+def people_events(event_line: Callable[..., str | None], verbose: bool) -> Listener:
+    """A listener that says on standard error what `event_line` says; `verbose` has a line for each row."""
 
     def tell(event: Mapping[str, Any]) -> None:
         line = event_line(event, verbose=verbose)
