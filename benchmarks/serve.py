@@ -12,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from taskmill.engine.envclient import EnvClient
+from taskmill.evaluation import evaluate
 from taskmill.models.choose import open_model
 from taskmill.tasks import find_taskset
 from taskmill.tasks.rollout import TaskRollout
@@ -70,6 +72,28 @@ async def in_process(url: str) -> tuple[float, float]:
     spent = (time.process_time() - before) / ROLLOUTS * 1e6
     await model.close()
     return rate, spent
+
+
+async def evaluated(url: str) -> float:
+    """Rollouts a second of an evaluation in this process, its store and journal among them."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        async def rate(rollouts: int) -> float:
+            started = time.perf_counter()
+            result = await evaluate(
+                TASKSET,
+                model="lean",
+                base_url=url,
+                num_rollouts=rollouts,
+                concurrency=WIDTH,
+                output_dir=folder,
+            )
+            assert result.complete
+            return result.summary["outcomes"]["completed"] / (time.perf_counter() - started)
+
+        tasks = len(find_taskset(TASKSET)().select())
+        await rate(max(1, 200 // tasks))
+        return await rate(max(1, ROLLOUTS // tasks))
 
 
 class Serving:
@@ -159,12 +183,14 @@ def run() -> list[tuple[str, float, float | None]]:
     """Rows of the benchmark table: name, value, goal."""
     workers = min(4, os.cpu_count() or 1)
     with EndpointProcess() as endpoint, Serving(workers) as server:
+        evaluation = asyncio.run(evaluated(endpoint.url))
         plain, own = asyncio.run(in_process(endpoint.url))
         rate, spent = asyncio.run(served(endpoint.url, server))
         rest = health_under(server, lambda: time.sleep(1.0))
         busy = health_under(server, lambda: asyncio.run(all_at_once(endpoint.url, server)))
     return [
-        (f"rollouts a second, {workers} workers / in process (at least)", rate / plain, GOAL),
+        (f"rollouts a second, {workers} workers / evaluation in process (at least)", rate / evaluation, GOAL),
+        (f"rollouts a second, {workers} workers / bare rollouts, nothing stored", rate / plain, None),
         ("rollouts a second in process (no ratio)", plain, None),
         ("in process: processor microseconds a rollout (no ratio)", own, None),
         *((f"{name}: processor microseconds a rollout (no ratio)", spent[name], None) for name in spent),

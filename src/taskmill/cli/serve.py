@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from taskmill.cli import EXIT_INTERRUPTED, EXIT_OK
 from taskmill.cli.display import say_result
 from taskmill.cli.options import ENDPOINT_FIELDS, Grammar, parse, resolve
+from taskmill.engine.collector import patient_collector
 from taskmill.errors import ConfigurationError
 from taskmill.serve import EnvServer
 from taskmill.serve.address import read_token
@@ -109,7 +110,8 @@ async def _serve(server: EnvServer, drain: float, log: Any) -> int:
             info = server.info
             size = "infinite" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
             say_result(f"serving {info.taskset!r} ({size}) at {server.url}")
-            await told.wait()
+            with patient_collector():
+                await told.wait()
             log("stopping", signal=signal.Signals(pressed[0]).name, drain=drain)
             await _drain(server, drain, again)
     except asyncio.CancelledError:
