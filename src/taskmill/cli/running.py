@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ Listener = Callable[[Mapping[str, Any]], None]
 SECRET_OPTIONS = ("--api-key", "--base-url")
 
 
-class Job:
+class Job(ABC):
     """A run as the command line carries it out: subclasses say what to do, when it is done, and what came of it."""
 
     noun = "rows"
@@ -43,9 +44,9 @@ class Job:
 
     progress: Progress
 
+    @abstractmethod
     async def run(self) -> None:
         """Do it. Cancelling keeps what is recorded."""
-        raise NotImplementedError
 
     def unfinished(self) -> int:
         """How many are left to do."""
@@ -57,17 +58,17 @@ class Job:
         """Whether all that was asked for was done, once `run` has come to its end."""
         return not self.unfinished()
 
+    @abstractmethod
     def results(self, *, done: bool) -> Sequence[str]:
         """What the command was called for, as lines for people."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self) -> Mapping[str, Any]:
         """What programs are told of the end, beside counts and errors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def go_on(self) -> tuple[str, list[str]]:
         """The command that goes on with it, and the options left out of that because they hold secrets."""
-        raise NotImplementedError
 
 
 async def run_to_the_end(job: Job, *, model: str | None, quiet: bool) -> int:
