@@ -31,7 +31,7 @@ from taskmill.models.retry import RetryPolicy
 from taskmill.records import DONE_STATES, Trace
 from taskmill.store.run import RunDirectory
 from taskmill.tasks.explain import explain
-from taskmill.tasks.registry import BUILT_IN, find_taskset, installed
+from taskmill.tasks.registry import find_taskset, reference_of
 from taskmill.tasks.taskset import Taskset, check_number
 
 SCORING = "scoring"
@@ -100,7 +100,7 @@ class Evaluation:
         self.settings: EvalSettings = check_settings(settings)
         self._server = server
         self._server_token = server_token
-        self._reference = reference or (taskset if isinstance(taskset, str) else reference_of(self.taskset))
+        self._reference = reference or (taskset if isinstance(taskset, str) else recorded_name(self.taskset))
         self._choice = model
         self._base_url = base_url
         self._api_key = api_key
@@ -345,12 +345,13 @@ def configured(kind: type[Taskset[Any]], fields: Mapping[str, Any]) -> Taskset[A
         raise ConfigurationError(explain(problem, kind.Config, f"taskset {kind.name!r}")) from None
 
 
-def reference_of(taskset: Taskset[Any]) -> str:
-    """By which name the class of a taskset can be found again."""
+def recorded_name(taskset: Taskset[Any]) -> str:
+    """What the configuration calls the class: a name that finds it again, where it has one."""
     kind = type(taskset)
-    target = f"{kind.__module__}:{kind.__qualname__}"
-    points = {point.value: name for name, point in installed().items()}
-    return next((name for name, place in BUILT_IN.items() if place == target), points.get(target, target))
+    try:
+        return reference_of(kind)
+    except TasksetError:  # of a notebook or a function: a resume has to be given the object
+        return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def stored_config(path: Path | str, *commands: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from taskmill.evaluation.runner import (
     as_toml,
     configured,
     new_directory,
-    reference_of,
+    recorded_name,
     refuse_fewer,
     stored_config,
 )
@@ -119,7 +119,7 @@ class Validation:
             self.settings = ValidationSettings.model_validate(settings)
         except ValidationError as problem:
             raise ConfigurationError(explain(problem, ValidationSettings)) from None
-        self._reference = reference or (taskset if isinstance(taskset, str) else reference_of(self.taskset))
+        self._reference = reference or (taskset if isinstance(taskset, str) else recorded_name(self.taskset))
         self._output_dir = Path(output_dir)
         self._run_name = run_name
         self._resume = None if resume is None else Path(resume)
