@@ -28,7 +28,7 @@ from taskmill.errors import (
     RateLimitedError,
     TransientModelError,
 )
-from taskmill.models import Request, Sampling, transport
+from taskmill.models import Request, Sampling
 from taskmill.models import endpoint as endpoint_module
 from taskmill.models.endpoint import EndpointModel, Timeouts
 from taskmill.models.refusals import retry_after_seconds
@@ -247,22 +247,6 @@ async def test_a_fresh_connection_that_is_dropped_is_not_asked_again_in_secret()
         with pytest.raises(TransientModelError):
             await model.complete(REQUEST)
         # One on the kept connection, one on a fresh one, and then the caller is told.
-        assert endpoint.calls == 3
-
-
-async def test_where_nobody_can_tell_a_kept_connection_nothing_is_sent_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As after an update of aiohttp that gives out its connections in another way."""
-    for name in [name for name in vars(transport._Connector) if not name.startswith("__")]:
-        monkeypatch.delattr(transport._Connector, name)
-    async with serving([hang_up(), answer("hi"), hang_up()]) as (endpoint, model):
-        with pytest.raises(TransientModelError):
-            await model.complete(REQUEST)
-        assert endpoint.calls == 1
-        await model.complete(REQUEST)
-        with pytest.raises(TransientModelError):
-            await model.complete(REQUEST)
         assert endpoint.calls == 3
 
 

@@ -14,15 +14,16 @@ import math
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp import hdrs
+from aiohttp.http import HttpProcessingError
 from msgspec import Struct
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 from yarl import URL
 
 from taskmill._version import __version__
@@ -38,12 +39,7 @@ from taskmill.models.base import Completion, Request
 from taskmill.models.families import Family, family_of, public_url
 from taskmill.models.redaction import redactor
 from taskmill.models.refusals import BODY_KEPT, refused, retry_after_seconds
-from taskmill.models.transport import (
-    Deadlines,
-    forget_connection,
-    open_session,
-    used_kept_connection,
-)
+from taskmill.models.transport import AnswerTooLargeError, Connections, Deadlines
 from taskmill.models.wire import REASONING_ECHO, TOKEN_IDS, decode_answer, encode_request, read_error
 
 _log = logging.getLogger(__name__)
@@ -118,12 +114,10 @@ class EndpointModel:
         self._place = str(self._url.with_user(None).with_query(None))
         self._family = family_of(base_url)
         self._without: frozenset[str] = frozenset()
-        self._session: aiohttp.ClientSession | None = None
+        self._connections: Connections | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines: Deadlines | None = None
         self._patience = min(self._timeouts.attempt, self._timeouts.total)
-        # Only for connecting, which is rare: the whole attempt is watched by `Deadlines`.
-        self._client_timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect)
 
     @property
     def name(self) -> str:
@@ -167,12 +161,12 @@ class EndpointModel:
 
     async def close(self) -> None:
         """Close all connections. A later call opens new ones."""
-        session, self._session = self._session, None
+        connections, self._connections = self._connections, None
         deadlines, self._deadlines = self._deadlines, None
         if deadlines is not None:
             deadlines.close()
-        if session is not None:
-            await session.close()
+        if connections is not None:
+            await connections.close()
 
     # -- one exchange -----------------------------------------------------------------------------------------
 
@@ -180,73 +174,48 @@ class EndpointModel:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             await self._leave_loop()
-        session, deadlines = self._open(loop)
+        connections, deadlines = self._open(loop)
         try:
             with deadlines.attempt():
-                forget_connection()
-                try:
-                    response = await self._ask(session, body)
-                except _STALE:
-                    if session.closed or not used_kept_connection():
-                        raise
-                    # The endpoint closed a kept connection just as it was used again. Nothing of an answer
-                    # had come, so nothing was answered twice.
-                    response = await self._ask(session, body)
-                try:
-                    raw = await self._read(response)
-                finally:
-                    response.release()
+                status, headers, raw = await connections.post(body, largest=LARGEST_ANSWER)
         except TimeoutError as error:
             raise self._late(error) from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:
             raise self._broken(error) from error
-        if response.status != 200:
-            raise self._refusal(response.status, response.headers, raw)
+        except AnswerTooLargeError as error:
+            raise MalformedAnswerError(
+                f"{self._place} answered with {error.size:,} bytes or more; at most {LARGEST_ANSWER:,} are read",
+                status=error.status,
+            ) from None
+        if status != 200:
+            raise self._refusal(status, headers, raw)
         return raw
 
-    def _ask(self, session: aiohttp.ClientSession, body: bytes) -> Awaitable[aiohttp.ClientResponse]:
-        return session.post(
-            self._url, data=body, allow_redirects=False, timeout=self._client_timeout, proxy=self._proxy
-        )
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        announced = response.content_length
-        if announced is not None and announced <= LARGEST_ANSWER and not _compressed(response):
-            return await response.read()
-        # What is compressed, or comes in chunks, shows its size only as it is read.
-        size = 0
-        parts: list[bytes] = []
-        async for part in response.content.iter_any():
-            parts.append(part)
-            size += len(part)
-            if (least := max(size, announced or 0)) > LARGEST_ANSWER:
-                response.close()
-                raise MalformedAnswerError(
-                    f"{self._place} answered with {least:,} bytes or more; at most {LARGEST_ANSWER:,} are read",
-                    status=response.status,
-                )
-        return b"".join(parts)
-
     async def _leave_loop(self) -> None:
-        """Let go of a session of an event loop that is over. In a loop that is not, its calls go on to their end."""
-        if self._session is not None and self._loop is not None and self._loop.is_closed():
+        """Let go of connections of a loop that is over. In a loop that is not, its calls go on to their end."""
+        if self._connections is not None and self._loop is not None and self._loop.is_closed():
             await self.close()
 
-    def _open(self, loop: asyncio.AbstractEventLoop) -> tuple[aiohttp.ClientSession, Deadlines]:
-        session, deadlines = self._session, self._deadlines
-        if session is None or deadlines is None or self._loop is not loop:
-            headers = CIMultiDict(
-                {
-                    hdrs.CONTENT_TYPE: "application/json",
-                    hdrs.USER_AGENT: f"taskmill/{__version__}",
-                }
-            )
+    def _open(self, loop: asyncio.AbstractEventLoop) -> tuple[Connections, Deadlines]:
+        connections, deadlines = self._connections, self._deadlines
+        if connections is None or deadlines is None or self._loop is not loop:
+            headers: dict[str, str] = {
+                hdrs.CONTENT_TYPE: "application/json",
+                hdrs.USER_AGENT: f"taskmill/{__version__}",
+            }
             if self._key:
                 headers[hdrs.AUTHORIZATION] = f"Bearer {self._key}"
             self._loop = loop
-            self._session = session = open_session(headers, keep_alive=self._keep_alive)
+            self._connections = connections = Connections(
+                loop,
+                self._url,
+                headers,
+                proxy=self._proxy,
+                patience=self._timeouts.connect,
+                keep_alive=self._keep_alive,
+            )
             self._deadlines = deadlines = Deadlines(loop, self._patience)
-        return session, deadlines
+        return connections, deadlines
 
     def _decode(self, raw: bytes, seconds: float) -> Completion:
         try:
@@ -289,7 +258,7 @@ class EndpointModel:
             text = f"no answer from {self._place} within {self._patience:g} s"
         return ModelTimeoutError(text)
 
-    def _broken(self, error: aiohttp.ClientError) -> ModelError:
+    def _broken(self, error: Exception) -> ModelError:
         text = self._redacted(f"{type(error).__name__}: {error}")
         match error:
             case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
@@ -298,7 +267,7 @@ class EndpointModel:
                 return TransientModelError(
                     f"no connection to {self._place}: {self._redacted(_why(error.os_error))}"
                 )
-            case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
+            case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError() | OSError():
                 return TransientModelError(
                     f"{self._place} closed the connection before the answer was whole: {text}"
                 )
@@ -336,9 +305,6 @@ class EndpointModel:
         self._without |= without
 
 
-_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
-
-
 def _secrets_of(url: URL | None) -> Iterator[str]:
     """What of an address is secret: a password, a user without one (a token, then), and what stands in the query."""
     if url is None:
@@ -349,10 +315,6 @@ def _secrets_of(url: URL | None) -> Iterator[str]:
         yield base64.b64encode(pair.encode("latin-1", "replace")).decode()
     for name, value in url.query.items():
         yield value or name
-
-
-def _compressed(response: aiohttp.ClientResponse) -> bool:
-    return response.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity"
 
 
 def _has_reasoning(request: Request) -> bool:

@@ -1,23 +1,24 @@
-"""aiohttp as it is used here: one POST after another over kept connections, each with a deadline.
+"""aiohttp as it is used here: one POST after another over kept connections to one address, each with a deadline.
 
-A timer for each request, as aiohttp or `asyncio.timeout` sets it, costs more processor time than encoding the
-request and decoding the answer together. Here one timer watches over all requests of a session.
+A request object, a response object, a writing task and a timer for each request, as aiohttp's session makes them, cost
+more processor time than all else that is done for a model call. Here the first bytes of a request are made once, and
+one timer watches over all that is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from aiohttp import hdrs
-from multidict import CIMultiDict
+from multidict import CIMultiDictProxy
+from yarl import URL
 
 if TYPE_CHECKING:
-    from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
 
 # -- deadlines ------------------------------------------------------------------------------------------------
@@ -93,58 +94,155 @@ class Attempt:
 
 # -- connections ----------------------------------------------------------------------------------------------
 
-_kept: ContextVar[bool] = ContextVar("kept", default=False)
+KEPT_SECONDS = 30.0
+"""How long a connection is kept without being used."""
+
+_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+_ACCEPTED: dict[str, str] = {hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "gzip, deflate"}
 
 
-class _Connector(aiohttp.TCPConnector):
-    """A connector that says when it gave out a connection that it had given out before: only those can be stale.
+class Answer(NamedTuple):
+    """What came back: the status, the headers, and the body, decompressed."""
 
-    A connection it knows nothing of counts as a fresh one, so that nothing is sent twice by mistake.
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
+class AnswerTooLargeError(Exception):
+    """An answer has this many bytes or more: it was not read to its end."""
+
+    def __init__(self, status: int, size: int) -> None:
+        super().__init__(status, size)
+        self.status = status
+        self.size = size
+
+
+class Connections:
+    """Connections of one event loop to the address `url`, as many as calls are under way, kept for the next ones.
+
+    aiohttp looks up the name, goes by way of `proxy`, secures the connection within `patience` seconds, and reads what
+    comes. The environment is not looked at, and redirects are not followed.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._given_out: dict[int, ref[ResponseHandler]] = {}
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: URL,
+        headers: Mapping[str, str],
+        *,
+        proxy: URL | None,
+        patience: float,
+        keep_alive: bool,
+    ) -> None:
+        self._loop = loop
+        self._url = url
+        self._headers = {**_ACCEPTED, **headers}
+        self._proxy = proxy
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience)
+        self._keep_alive = keep_alive
+        self._connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, force_close=not keep_alive)
+        self._head = b""
+        self._idle: deque[tuple[Connection, float]] = deque()
+        self._closed = False
 
-    async def connect(self, *arguments: Any, **named: Any) -> Connection:
-        connection = await super().connect(*arguments, **named)
+    async def post(self, body: bytes, *, largest: int) -> Answer:
+        """Send a JSON body and read the answer, whatever its status.
+
+        Raises `AnswerTooLargeError` for more than `largest` bytes, `aiohttp.ConnectionTimeoutError`, and what aiohttp
+        raises for a connection that fails (`aiohttp.ClientError`) or does not speak HTTP (`HttpProcessingError`).
+        """
+        kept = self._take()
+        if kept is None:
+            return await self._exchange(await self._connect(), body, largest)
+        try:
+            return await self._exchange(kept, body, largest)
+        except _STALE:
+            if self._closed:
+                raise
+        # The other side closed a kept connection just as it was used again. Nothing of an answer had come, so nothing
+        # is answered twice.
+        return await self._exchange(await self._connect(), body, largest)
+
+    async def close(self) -> None:
+        """Close all connections; what is under way ends with an error."""
+        self._closed = True
+        await self._connector.close()
+        while self._idle:
+            self._idle.pop()[0].close()
+
+    async def _exchange(self, connection: Connection, body: bytes, largest: int) -> Answer:
         protocol = connection.protocol
-        number = id(protocol)
-        known = self._given_out.get(number)
-        if known is not None and known() is protocol:
-            _kept.set(True)
-        elif protocol is not None:
-            forget = self._given_out.pop
-            self._given_out[number] = ref(protocol, lambda _: forget(number, None))
+        assert protocol is not None
+        try:
+            protocol.set_response_params(read_until_eof=True)
+            transport = protocol.transport
+            if transport is not None:  # else reading says why
+                transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+            message, payload = await protocol.read()
+            while 100 <= message.code < 200 and message.code != 101:
+                message, payload = await protocol.read()
+            announced = int(message.headers.get(hdrs.CONTENT_LENGTH, largest + 1))
+            if announced <= largest and message.compression is None:
+                raw = await payload.read()
+            else:
+                raw = await _read_guarded(payload, largest, message.code)
+        except BaseException:
+            connection.close()
+            raise
+        if protocol.should_close or not self._keep_alive or self._closed:
+            connection.close()
+        else:
+            self._idle.append((connection, self._loop.time()))
+        return Answer(message.code, message.headers, raw)
+
+    def _take(self) -> Connection | None:
+        """The connection that was used last; those that were not used for long are closed."""
+        idle = self._idle
+        oldest = self._loop.time() - KEPT_SECONDS
+        while idle and idle[0][1] < oldest:
+            idle.popleft()[0].close()
+        while idle:
+            connection, _ = idle.pop()
+            if not connection.closed:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> Connection:
+        request = aiohttp.ClientRequest(
+            "POST", self._url, headers=self._headers, loop=self._loop, proxy=self._proxy
+        )
+        try:
+            connection = await self._connector.connect(request, [], self._timeout)
+        except TimeoutError as error:
+            raise aiohttp.ConnectionTimeoutError from error
+        if not self._head:
+            self._head = self._head_of(request)
         return connection
 
-
-class _Request(aiohttp.ClientRequest):
-    """A request with defaults of its own: headers of the session would be copied into each request one by one."""
-
-    DEFAULT_HEADERS = {hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "gzip, deflate"}  # noqa: RUF012
-
-
-def forget_connection() -> None:
-    """To be called before a request of which `used_kept_connection` is to be asked."""
-    _kept.set(False)
-
-
-def used_kept_connection() -> bool:
-    """Whether the current task's request is known to have gone over a connection that had carried another one."""
-    return _kept.get()
+    def _head_of(self, request: aiohttp.ClientRequest) -> bytes:
+        """The request's first bytes, up to the number of bytes in its body."""
+        forwarded = request.proxy is not None and not request.is_ssl()
+        target = str(self._url.with_user(None)) if forwarded else self._url.raw_path_qs
+        fields = request.headers.copy()
+        for name in (hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING, hdrs.CONNECTION):
+            fields.popall(name, None)
+        if not self._keep_alive:
+            fields[hdrs.CONNECTION] = "close"
+        lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+        if any("\r" in line or "\n" in line for line in lines):
+            raise ValueError("a header can't hold a line break")
+        return "\r\n".join([*lines, "Content-Length: "]).encode()
 
 
-def open_session(headers: CIMultiDict[str], *, keep_alive: bool = True) -> aiohttp.ClientSession:
-    """A session that makes as many connections as it is asked for, and never reads the environment.
-
-    It keeps its connections, or with `keep_alive` false makes one for each request.
-    """
-    keeping: dict[str, Any] = {"keepalive_timeout": 30.0} if keep_alive else {"force_close": True}
-    return aiohttp.ClientSession(
-        connector=_Connector(limit=0, limit_per_host=0, ttl_dns_cache=300, **keeping),
-        request_class=_Request,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers=headers,
-        trust_env=False,
-    )
+async def _read_guarded(payload: aiohttp.StreamReader, largest: int, status: int) -> bytes:
+    """What is compressed, or comes in chunks, shows its size only as it is read."""
+    size = 0
+    parts: list[bytes] = []
+    async for part in payload.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > largest:
+            raise AnswerTooLargeError(status, size)
+    return b"".join(parts)
