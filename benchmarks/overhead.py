@@ -71,6 +71,8 @@ async def bare(url: str, prompts: list[str]) -> float:
 
 async def mill(url: str, prompts: list[str]) -> float:
     """The same by `BatchRunner`."""
+    import genai_prices  # noqa: F401  a run loads it in a thread, later than the warm-up lasts
+
     from taskmill import BatchRunner, tool
 
     @tool

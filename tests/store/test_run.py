@@ -265,7 +265,7 @@ async def test_a_lock_or_a_log_that_is_no_file_is_an_error_and_not_waited_for(
         run.open_for_writing(CONFIG, resume=True, policy_fields=POLICY)
     make(tmp_path / "batch_0.jsonl")
     with pytest.raises(StoreError, match="batch_0"):
-        run.shard(0)
+        await run.append_row(0, b"{}\n")
 
 
 @pytest.mark.parametrize("kept", ["batch_0.jsonl", "outcomes.jsonl", "sessions.jsonl"])

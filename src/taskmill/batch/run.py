@@ -161,6 +161,7 @@ class BatchRun:
         self, mill: RowMill, dataset: DatasetReader, batch: tuple[int, list[PlannedRow]]
     ) -> None:
         number, rows = batch
+        self._directory.open_shard_soon(number)
         try:
             for planned in rows:
                 self._raise_problem()

@@ -17,7 +17,7 @@ START = 16
 """Calls at once before anything is known."""
 
 RAMP_SECONDS = 0.05
-RAMP_FACTOR = 1.5
+RAMP_FACTOR = 2.0
 """While nothing was refused and calls wait, the limit grows by this factor each so many seconds. By time, not
 by answers: a refusal comes in milliseconds, an answer may take a minute, and waiting for answers would leave a
 large pool of workers idle for as many minutes as it takes doublings."""

@@ -43,6 +43,7 @@ from taskmill.store.files import (
 from taskmill.store.journal import CallJournal
 from taskmill.store.jsonl import canonical, encode_json, lines
 from taskmill.store.lock import Holder, RunLock
+from taskmill.store.shards import Shards
 
 FORMAT = 1
 _SHARD = re.compile(r"batch_(0|[1-9]\d*)\.jsonl")
@@ -97,7 +98,7 @@ class RunDirectory:
         self.commit = GroupCommit(sync)
         self.journal = CallJournal(self.path / "journal", self.commit)
         self._lock = RunLock(self.path / "lock")
-        self._shards: dict[int, AppendFile] = {}
+        self._shards = Shards(self._shard_path, self.commit)
         self._logs: dict[str, AppendFile] = {}
 
     # -- opening and closing ----------------------------------------------------------------------------------
@@ -159,9 +160,9 @@ class RunDirectory:
         finally:
             with suppress(StoreError, OSError):
                 self.journal.close()
-            for file in (*self._shards.values(), *self._logs.values()):
+            self._shards.close_all()
+            for file in self._logs.values():
                 self.commit.close_file(file)
-            self._shards.clear()
             self._logs.clear()
             self._lock.release()
 
@@ -213,22 +214,17 @@ class RunDirectory:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def shard(self, number: int) -> AppendFile:
-        """The log of a batch, opened when it is first asked for."""
-        file = self._shards.get(number)
-        if file is None:
-            file = self._shards[number] = AppendFile(self._shard_path(number))
-        return file
+    def open_shard_soon(self, number: int) -> None:
+        """Begin to open the log of batch `number`, whose first row is about to run."""
+        self._shards.open_soon(number)
 
     def close_shard(self, number: int) -> None:
         """Close a batch's log as soon as its rows are synced."""
-        file = self._shards.pop(number, None)
-        if file is not None:
-            self.commit.close_file(file)
+        self._shards.close(number)
 
     def append_row(self, number: int, row: bytes) -> asyncio.Future[None]:
         """Append an encoded row to the log of batch `number`."""
-        return self.commit.append(self.shard(number), row)
+        return self.commit.append(self._shards.get(number), row)
 
     def append_outcome(self, line: bytes) -> asyncio.Future[None]:
         """Append an encoded line about an attempt that gave no row."""

@@ -1,0 +1,66 @@
+"""The logs of the batches that are under way, each open from its batch's start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from taskmill.errors import StoreError
+from taskmill.store.commit import GroupCommit
+from taskmill.store.files import AppendFile, remove
+
+
+class Shards:
+    """Open logs by number of batch, at the paths that `path_of` names.
+
+    Making a file may take a millisecond, for which all rows under way would wait. So a thread makes it while the first
+    row of the batch is under way, and it goes again if the batch comes to no row.
+    """
+
+    def __init__(self, path_of: Callable[[int], Path], commit: GroupCommit) -> None:
+        self._path_of = path_of
+        self._commit = commit
+        self._open: dict[int, AppendFile] = {}
+        self._opening: dict[int, Future[AppendFile]] = {}
+        self._opener: ThreadPoolExecutor | None = None
+
+    def open_soon(self, number: int) -> None:
+        """Begin to open the log of a batch; `get` then waits for it, if it has to."""
+        if number in self._open or number in self._opening:
+            return
+        if self._opener is None:
+            self._opener = ThreadPoolExecutor(1, thread_name_prefix="taskmill-shards")
+        self._opening[number] = self._opener.submit(AppendFile, self._path_of(number))
+
+    def get(self, number: int) -> AppendFile:
+        """The log of a batch, open. Raises `StorageFullError`."""
+        file = self._open.get(number)
+        if file is None:
+            opening = self._opening.pop(number, None)
+            file = AppendFile(self._path_of(number)) if opening is None else opening.result()
+            self._open[number] = file
+        return file
+
+    def close(self, number: int) -> None:
+        """Close a batch's log as soon as its rows are synced."""
+        file = self._open.pop(number, None)
+        if file is not None:
+            self._commit.close_file(file)
+        opening = self._opening.pop(number, None)
+        if opening is not None and not opening.cancel():
+            # Nobody was waiting for it: what went wrong, if anything, is met by whoever writes next.
+            with suppress(StoreError, OSError):
+                unused = opening.result()
+                unused.close()
+                if not unused.size:
+                    remove(unused.path)
+
+    def close_all(self) -> None:
+        """Close what is open, and end the thread."""
+        for number in [*self._open, *self._opening]:
+            self.close(number)
+        if self._opener is not None:
+            self._opener.shutdown()
+            self._opener = None
