@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ from taskmill.errors import (
     RateLimitedError,
     TransientModelError,
 )
-from taskmill.models import Completion, Request, ScriptedModel
+from taskmill.models import Completion, Request, ScriptedModel, retry
 from taskmill.models.limits import AdaptiveLimit
 from taskmill.models.retry import Retrying, RetryPolicy
 from taskmill.records import Message, Usage
@@ -285,3 +286,28 @@ def test_the_next_long_wait_is_said_again_and_a_short_one_never() -> None:
         assert all("(x)" in line for line in said)
 
     run_virtually(main())
+
+
+async def test_the_price_is_asked_for_by_a_thread_while_the_first_call_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "PRICED_AFTER", 0.0)
+    asked: list[tuple[str, threading.Thread]] = []
+    priced, answered = threading.Event(), asyncio.Event()
+
+    def price(model: str, usage: Usage) -> float:
+        asked.append((model, threading.current_thread()))
+        priced.set()
+        return 1.0
+
+    async def late(request: Request) -> str:
+        await answered.wait()
+        return "yes"
+
+    service = Retrying(ScriptedModel(late), price=price)
+    assert asked == []
+    calls = [asyncio.create_task(service.complete(REQUEST)) for _ in range(2)]
+    assert await asyncio.to_thread(priced.wait, 30)
+    assert [(model, thread is threading.main_thread()) for model, thread in asked] == [(service.name, False)]
+    answered.set()
+    assert [(await call).cost for call in calls] == [1.0, 1.0]

@@ -88,7 +88,7 @@ def open_model(
     return Retrying(
         EndpointModel(model, base_url=base_url, api_key=api_key, timeout=timeouts),
         policy=policy,
-        price=price_list(base_url=base_url, table=prices, soon=model),
+        price=price_list(base_url=base_url, table=prices),
         total=timeouts.total,
         tell=tell,
     )

@@ -7,7 +7,6 @@ its package and needs no network. Nothing is guessed: a host that list does not 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,10 +26,6 @@ _FIELDS = frozenset({"input", "output", "cached"})
 _MOST = 1e9
 _REFRESH_SECONDS = 600
 """Some listed prices depend on the hour, so the list is asked again this often."""
-
-LOOKED_UP_AFTER = 0.8
-"""Seconds. Loading the list takes a fifth of a second, and the first answer would have to wait for it together with
-all calls. A thread loads it when the first calls of a run are out and their callers wait."""
 
 
 class Rate(Struct, frozen=True):
@@ -72,12 +67,9 @@ def price_list(
     *,
     base_url: str,
     table: Table | None = None,
-    soon: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Callable[[str, Usage], float | None]:
     """A function of model and usage that gives US dollars, or `None`, with one warning, where no price is known.
-
-    `soon` names a model that will be asked for: its price is looked up meanwhile.
 
     Raises `ConfigurationError` for a table that can't be meant.
     """
@@ -85,7 +77,7 @@ def price_list(
     known: dict[str, tuple[int, Tariff | None]] = {}
     warned: set[str] = set()
 
-    def tariff_of(model: str) -> Tariff | None:
+    def price(model: str, usage: Usage) -> float | None:
         tariff = own.get(model)
         if tariff is None:
             hour = int(clock()) // _REFRESH_SECONDS
@@ -93,15 +85,6 @@ def price_list(
             if since != hour:
                 tariff = _listed_tariff(model, base_url)
                 known[model] = (hour, tariff)
-        return tariff
-
-    if soon is not None:
-        timer = threading.Timer(LOOKED_UP_AFTER, tariff_of, (soon,))
-        timer.daemon = True
-        timer.start()
-
-    def price(model: str, usage: Usage) -> float | None:
-        tariff = tariff_of(model)
         if tariff is None:
             if model not in warned:
                 warned.add(model)

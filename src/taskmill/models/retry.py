@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Callable
 from random import Random
 
@@ -24,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 LONG_WAIT = 60.0
 """Seconds of waiting that people are told of, when the endpoint asks for so many or more."""
+
+PRICED_AFTER = 0.7
+"""Seconds after the first call at which a thread asks for the model's price. A list of prices takes a fifth of a second
+to load, and all calls would wait for that at the first answer; by then the first of them are out and wait anyway."""
 
 Price = Callable[[str, Usage], float | None]
 """US dollars for the usage of a model, or `None` where no price is known."""
@@ -88,6 +93,7 @@ class Retrying:
         self._told_until = -math.inf
         self._random = random or Random()
         self._told_of_no_count = False
+        self._called = False
 
     @property
     def name(self) -> str:
@@ -97,6 +103,9 @@ class Retrying:
     async def complete(self, request: Request) -> Completion:
         """Answer `request`; what is raised in the end carries `attempts` and `waiting`."""
         loop = asyncio.get_running_loop()
+        if not self._called:
+            self._called = True
+            self._price_soon(loop)
         limit = self.limit
         entered = loop.time()
         deadline = math.inf
@@ -158,6 +167,11 @@ class Retrying:
     async def close(self) -> None:
         """Close the wrapped model."""
         await self._model.close()
+
+    def _price_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._price is not None:
+            ahead = threading.Thread(target=self._price, args=(self.name, Usage()), daemon=True)
+            loop.call_later(PRICED_AFTER, ahead.start)
 
     def _tell_of_wait(self, now: float, asked: float, error: ModelError) -> None:
         """Say that the endpoint wants to be left alone for long. Every call under way hears so; it is said once."""
