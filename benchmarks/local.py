@@ -1,7 +1,7 @@
 """The local model's running batch, against the plain `generate` of transformers: same weights, rows and process.
 
 The real small model, float32, on the CPU. Run it alone: threads that compute together wait for each other beside any
-other busy process. It takes a quarter of an hour on two cores, most of it the sixty-four conversations.
+other busy process.
 """
 
 from __future__ import annotations

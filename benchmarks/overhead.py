@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,46 @@ WIDTH = 50
 GOAL = 1.6
 
 
+Post = Callable[[bytes], Awaitable[bytes]]
+HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer none"}
+
+
 async def bare(url: str, prompts: list[str]) -> float:
     """CPU seconds of two calls and a tool a rollout, nothing else."""
     import aiohttp
+
+    before = time.process_time()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=HEADERS) as session:
+
+        async def post(body: bytes) -> bytes:
+            async with session.post(f"{url}/chat/completions", data=body) as response:
+                return await response.read()
+
+        await loop_over(prompts, post)
+    return time.process_time() - before
+
+
+async def kept(url: str, prompts: list[str]) -> float:
+    """The same over the connections taskmill uses."""
+    from yarl import URL
+
+    from taskmill.models.transport import Connections
+
+    before = time.process_time()
+    address = URL(f"{url}/chat/completions")
+    loop = asyncio.get_running_loop()
+    connections = Connections(loop, address, HEADERS, proxy=None, patience=30.0, keep_alive=True)
+
+    async def post(body: bytes) -> bytes:
+        return (await connections.post(body, largest=1 << 20)).body
+
+    await loop_over(prompts, post)
+    await connections.close()
+    return time.process_time() - before
+
+
+async def loop_over(prompts: list[str], post: Post) -> None:
+    """Two calls and a tool for each prompt."""
     import orjson
 
     tools = [
@@ -43,30 +81,25 @@ async def bare(url: str, prompts: list[str]) -> float:
             },
         }
     ]
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
     pending = iter(prompts)
-    before = time.process_time()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
 
-        async def ask(messages: list[Any]) -> Any:
-            body = orjson.dumps({"model": "scripted", "messages": messages, "tools": tools})
-            async with session.post(f"{url}/chat/completions", data=body) as response:
-                return orjson.loads(await response.read())["choices"][0]["message"]
+    async def ask(messages: list[Any]) -> Any:
+        body = orjson.dumps({"model": "scripted", "messages": messages, "tools": tools})
+        return orjson.loads(await post(body))["choices"][0]["message"]
 
-        async def work() -> None:
-            for prompt in pending:
-                messages: list[Any] = [{"role": "user", "content": prompt}]
-                answer = await ask(messages)
-                call = answer["tool_calls"][0]
-                arguments = orjson.loads(call["function"]["arguments"])
-                result = orjson.dumps({"sum": arguments["a"] + arguments["b"]}).decode()
-                messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": result}]
-                await ask(messages)
+    async def work() -> None:
+        for prompt in pending:
+            messages: list[Any] = [{"role": "user", "content": prompt}]
+            answer = await ask(messages)
+            call = answer["tool_calls"][0]
+            arguments = orjson.loads(call["function"]["arguments"])
+            result = orjson.dumps({"sum": arguments["a"] + arguments["b"]}).decode()
+            messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+            await ask(messages)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WIDTH):
-                group.create_task(work())
-    return time.process_time() - before
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WIDTH):
+            group.create_task(work())
 
 
 async def mill(url: str, prompts: list[str]) -> float:
@@ -107,7 +140,7 @@ async def mill(url: str, prompts: list[str]) -> float:
 
 def child(kind: str, url: str, uvloop: bool) -> None:
     """Warm up, then measure; prints CPU seconds."""
-    run = {"bare": bare, "mill": mill}[kind]
+    run = {"bare": bare, "kept": kept, "mill": mill}[kind]
     prompts = [f"Add {i} and {i + 1} with the tool, then say the sum in a sentence." for i in range(ROLLOUTS)]
     if uvloop:
         import uvloop as fast
@@ -132,12 +165,14 @@ def run() -> list[tuple[str, float, float | None]]:
         url = endpoint.url
         pairs = [(measure(url, "bare"), measure(url, "mill")) for _ in range(3)]
         ratio = statistics.median(taken / plain for plain, taken in pairs)
+        lean = statistics.median(measure(url, "kept") / measure(url, "bare") for _ in range(3))
         fast_pairs = [(measure(url, "bare", "uvloop"), measure(url, "mill", "uvloop")) for _ in range(2)]
         fast = statistics.median(taken / plain for plain, taken in fast_pairs)
     per_call = statistics.median(taken for _, taken in pairs) / (2 * ROLLOUTS) * 1e6
     return [
         ("CPU per model call / bare aiohttp + orjson loop", ratio, GOAL),
         ("the same, both under uvloop", fast, None),
+        ("the bare loop over taskmill's connections / over a session", lean, None),
         ("CPU per model call, microseconds (no ratio)", per_call, None),
     ]
 

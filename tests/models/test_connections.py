@@ -140,6 +140,15 @@ async def test_a_fresh_connection_that_is_dropped_is_said_at_once() -> None:
         assert len(wire.heads) == 1
 
 
+async def test_what_began_to_be_answered_is_not_asked_again() -> None:
+    half = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\nX: Connection: close\r\n\r\nhalf"
+    async with Wire(OK, half, OK).serving() as wire, connected(wire) as connections:
+        await post(connections)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await post(connections)
+        assert (len(wire.heads), wire.connections) == (2, 1)
+
+
 async def test_a_connection_unused_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Wire(OK, OK).serving() as wire, connected(wire) as connections:
         await post(connections)
@@ -204,19 +213,15 @@ async def test_through_a_proxy_the_whole_address_and_the_proxy_s_name_and_passwo
 
 
 async def test_a_header_of_two_lines_is_refused() -> None:
-    async with Wire(OK).serving() as wire:
-        connections = Connections(
+    with pytest.raises(ValueError, match="line break"):
+        Connections(
             asyncio.get_running_loop(),
-            wire.url,
+            URL("http://endpoint.invalid/"),
             {"X-Mine": "a\r\nX-Other: b"},
             proxy=None,
             patience=10.0,
             keep_alive=True,
         )
-        with pytest.raises(ValueError, match="line break"):
-            await post(connections)
-        await connections.close()
-        assert wire.heads == []
 
 
 TRUSTING = """

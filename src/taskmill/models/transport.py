@@ -20,6 +20,7 @@ from yarl import URL
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
+    from aiohttp.http import RawResponseMessage
 
 # -- deadlines ------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,8 @@ class Connections:
     """Connections of one event loop to the address `url`, as many as calls are under way, kept for the next ones.
 
     aiohttp looks up the name, goes by way of `proxy`, secures the connection within `patience` seconds, and reads what
-    comes. The environment is not looked at, and redirects are not followed.
+    comes. The environment is not looked at, and redirects are not followed. Raises `ValueError` for a header of two
+    lines.
     """
 
     def __init__(
@@ -138,6 +140,8 @@ class Connections:
         self._loop = loop
         self._url = url
         self._headers = {**_ACCEPTED, **headers}
+        if any("\r" in value or "\n" in value for value in self._headers.values()):
+            raise ValueError("a header can't hold a line break")
         self._proxy = proxy
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience)
         self._keep_alive = keep_alive
@@ -152,17 +156,20 @@ class Connections:
         Raises `AnswerTooLargeError` for more than `largest` bytes, `aiohttp.ConnectionTimeoutError`, and what aiohttp
         raises for a connection that fails (`aiohttp.ClientError`) or does not speak HTTP (`HttpProcessingError`).
         """
-        kept = self._take()
-        if kept is None:
-            return await self._exchange(await self._connect(), body, largest)
-        try:
-            return await self._exchange(kept, body, largest)
-        except _STALE:
-            if self._closed:
-                raise
-        # The other side closed a kept connection just as it was used again. Nothing of an answer had come, so nothing
-        # is answered twice.
-        return await self._exchange(await self._connect(), body, largest)
+        connection = self._take()
+        if connection is not None:
+            try:
+                begun = await self._ask(connection, body)
+            except _STALE:
+                if self._closed:
+                    raise
+                # The other side closed a kept connection just as it was used again. Nothing of an answer had come, so
+                # nothing is answered twice.
+                connection = None
+        if connection is None:
+            connection = await self._connect()
+            begun = await self._ask(connection, body)
+        return await self._read(connection, *begun, largest)
 
     async def close(self) -> None:
         """Close all connections; what is under way ends with an error."""
@@ -171,7 +178,10 @@ class Connections:
         while self._idle:
             self._idle.pop()[0].close()
 
-    async def _exchange(self, connection: Connection, body: bytes, largest: int) -> Answer:
+    async def _ask(
+        self, connection: Connection, body: bytes
+    ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+        """Send a request; the head of its answer, and where the rest of it comes."""
         protocol = connection.protocol
         assert protocol is not None
         try:
@@ -182,6 +192,20 @@ class Connections:
             message, payload = await protocol.read()
             while 100 <= message.code < 200 and message.code != 101:
                 message, payload = await protocol.read()
+        except BaseException:
+            connection.close()
+            raise
+        return message, payload
+
+    async def _read(
+        self,
+        connection: Connection,
+        message: RawResponseMessage,
+        payload: aiohttp.StreamReader,
+        largest: int,
+    ) -> Answer:
+        """The whole answer; the connection is kept for the next request if it can be."""
+        try:
             announced = int(message.headers.get(hdrs.CONTENT_LENGTH, largest + 1))
             if announced <= largest and message.compression is None:
                 raw = await payload.read()
@@ -190,7 +214,8 @@ class Connections:
         except BaseException:
             connection.close()
             raise
-        if protocol.should_close or not self._keep_alive or self._closed:
+        protocol = connection.protocol
+        if protocol is None or protocol.should_close or not self._keep_alive or self._closed:
             connection.close()
         else:
             self._idle.append((connection, self._loop.time()))
@@ -231,8 +256,6 @@ class Connections:
         if not self._keep_alive:
             fields[hdrs.CONNECTION] = "close"
         lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-        if any("\r" in line or "\n" in line for line in lines):
-            raise ValueError("a header can't hold a line break")
         return "\r\n".join([*lines, "Content-Length: "]).encode()
 
 
