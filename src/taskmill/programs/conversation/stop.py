@@ -8,6 +8,7 @@ A condition is also a `with` block: every conversation that is begun in it is he
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from inspect import isawaitable
@@ -50,15 +51,15 @@ def ambient() -> tuple[StopCondition, ...]:
     return _ambient.get()
 
 
-class StopCondition:
+class StopCondition(ABC):
     """Something that ends a conversation. Asked after every turn; kept in recipes by the values of `fields`."""
 
     fields: tuple[str, ...] = ()
     _token: Token[tuple[StopCondition, ...]] | None = None
 
+    @abstractmethod
     async def reason(self, said: Said) -> str | None:
         """A word for why it is over; `None` while it is not."""
-        raise NotImplementedError
 
     def token_limit(self, said: Said) -> int | None:
         """How many tokens the next turn may have, where the condition bounds them."""
