@@ -6,8 +6,7 @@ import asyncio
 import os
 import shlex
 import socket
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,20 +20,20 @@ from taskmill.engine.sandboxes import SandboxSource
 from taskmill.engine.scheduler import run_lanes
 from taskmill.engine.sessions import last_write, now
 from taskmill.errors import ModelError, RunAbortedError, StoreError, TasksetError
+from taskmill.evaluation.begun import Begun
+from taskmill.evaluation.rollout import Rollout
 from taskmill.evaluation.settings import EvalSettings
 from taskmill.evaluation.stored import StoredRollouts, rollout_id
 from taskmill.evaluation.summary import summarize
-from taskmill.models.base import Completion, Model
-from taskmill.models.journaled import Journaled
+from taskmill.models.base import Model
 from taskmill.programs.agent import error_record
 from taskmill.records import DONE_STATES, ErrorRecord, Trace
 from taskmill.store.jsonl import content_hash, encode_json, encode_row
 from taskmill.store.run import RunDirectory
 from taskmill.tasks.groups import has_group_rewards, score_group
 from taskmill.tasks.limits import Spent
-from taskmill.tasks.rollout import RolloutSettings, TaskRollout
 from taskmill.tasks.task import Task
-from taskmill.tasks.taskset import Draw, Taskset, require_packages
+from taskmill.tasks.taskset import Draw, Taskset
 
 MODEL_ERRORS = frozenset(
     {ModelError.__name__, *(kind.__name__ for kind in ModelError.__subclasses__())}
@@ -53,14 +52,6 @@ RESCORED = (
     "the taskset's code changed since this run began; rollouts that are done keep their old rewards: "
     "`taskmill replay {path}` scores all again"
 )
-
-
-class Begun(NamedTuple):
-    """The tasks of a run, the first of them built already (`None` where there is none), and what is warned of."""
-
-    tasks: Draw[Any]
-    first: Task[Any] | None
-    warnings: Sequence[str] = ()
 
 
 class Lane(NamedTuple):
@@ -362,76 +353,6 @@ class EvalRun:
     def _tell(self, event: str, message: str) -> None:
         self._directory.note(f"{now()} {event}: {message}")
         self._progress.tell(event, message=message)
-
-
-class Rollout:
-    """One rollout of a run, its calls kept in the journal of the run until its trace is on disk."""
-
-    def __init__(
-        self,
-        task: Task[Any],
-        *,
-        fields: Mapping[str, Any],
-        id: str,
-        number: int,
-        attempt: int,
-        model: Model,
-        judges: Mapping[str, Model],
-        directory: RunDirectory,
-        make_sandbox: Any,
-        settings: RolloutSettings,
-        spent: Spent,
-        on_answer: Callable[[Completion], None],
-    ) -> None:
-        journal = directory.journal
-        self._model = Journaled(model, journal, id, attempt=attempt, on_answer=on_answer)
-        self._judges = {
-            name: Journaled(judge, journal, f"{id}#{name}", attempt=attempt, on_answer=on_answer)
-            for name, judge in judges.items()
-        }
-        self._rollout = TaskRollout(
-            task,
-            rollout_id=id,
-            number=number,
-            attempt=attempt,
-            model=self._model,
-            judges=self._judges,
-            make_sandbox=make_sandbox,
-            settings=settings,
-            spent=spent,
-            fields=fields,
-        )
-
-    async def run(self) -> None:
-        """See `TaskRollout.run`."""
-        await self._rollout.run()
-
-    def trace(self) -> Trace:
-        """The record of what was had so far, with the calls it adds to the bill."""
-        trace = self._rollout.trace()
-        journaled = (self._model, *self._judges.values())
-        lost = tuple(left.call_record() for model in journaled for left in model.let_go())
-        # A judge's answer from the journal that no earlier record was billed for is billed now.
-        judgements = tuple(
-            replace(said, call=replace(said.call, replayed=False))
-            if said.call.replayed and not self._judges[said.judge].billed_before
-            else said
-            for said in trace.judgements
-        )
-        return replace(trace, billed_before=self._model.billed_before, lost_calls=lost, judgements=judgements)
-
-
-def begin_draw(taskset: Taskset[Any], num_tasks: int | None, shuffle: bool, seed: int) -> Begun:
-    """Begin to draw the tasks of a run.
-
-    Raises `TasksetError` where a package is missing, `load` fails, or the first task can't be built.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        tasks = taskset.draw(num_tasks, shuffle, seed)
-    first = tasks.begin()
-    require_packages(taskset)  # after that: what `load` itself says of a package it misses tells more
-    return Begun(tasks, first, [str(warning.message) for warning in caught])
 
 
 def _sum_of_costs(calls: Sequence[Any]) -> float | None:

@@ -18,8 +18,9 @@ from taskmill.engine.environment import EndpointChoice
 from taskmill.engine.progress import Progress
 from taskmill.engine.traces import read_traces
 from taskmill.errors import ConfigurationError, RunAbortedError, RunChangedError, StoreError, TasksetError
+from taskmill.evaluation.begun import Begun, begin_draw
 from taskmill.evaluation.fingerprint import scoring_of
-from taskmill.evaluation.run import Begun, EvalRun, begin_draw
+from taskmill.evaluation.run import EvalRun
 from taskmill.evaluation.served import ServedRun, Serving, check_info, infinite_message
 from taskmill.evaluation.settings import POLICY_FIELDS, EvalSettings, check_settings
 from taskmill.evaluation.told import log_events

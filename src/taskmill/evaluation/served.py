@@ -20,7 +20,8 @@ from taskmill.errors import (
     TaskmillError,
     TasksetError,
 )
-from taskmill.evaluation.run import Begun, EvalRun
+from taskmill.evaluation.begun import Begun
+from taskmill.evaluation.run import EvalRun
 from taskmill.evaluation.settings import EvalSettings
 from taskmill.evaluation.stored import rollout_id
 from taskmill.models.base import Model

@@ -19,8 +19,8 @@ from taskmill.engine.sandboxes import SandboxSource
 from taskmill.engine.scheduler import run_lanes
 from taskmill.engine.sessions import last_write, now
 from taskmill.errors import ConfigurationError, RunAbortedError
+from taskmill.evaluation.begun import Begun, begin_draw
 from taskmill.evaluation.checks import TaskCheck, check_task, is_superseded, read_checks
-from taskmill.evaluation.run import Begun, begin_draw
 from taskmill.evaluation.runner import (
     OUTPUT_DIR,
     Listener,
