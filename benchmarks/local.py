@@ -22,10 +22,10 @@ from taskmill.models.sleeping import import_sleeping
 from taskmill.records import Message, ToolSpec
 
 PAIRS = 3
-EQUAL_ROWS, EQUAL_TOKENS = 32, 32
+EQUAL_ROWS, EQUAL_TOKENS = 32, 64
 CONVERSATIONS, TURNS, LIMITS = 64, 4, (8, 128)
 CHATS, EXCHANGES, QUESTION_WORDS, ANSWER_TOKENS = 8, 4, 160, 16
-TOOL_ROWS, TOOL_TOKENS = 32, 32
+TOOL_ROWS, TOOL_TOKENS = 32, 64
 
 WORDS = "sea ship storm light house keeper wind sail rope star night wave shore rock bell tide gull sand"
 
