@@ -23,6 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from taskmill.errors import RunLockedError
 from taskmill.records import DONE_STATES
+from taskmill.store import ahead
+from taskmill.store.files import AppendFile, sync_file
 from taskmill.store.jsonl import encode_row
 from taskmill.store.ledger import Ledger, PlannedRow
 from taskmill.store.run import RunDirectory
@@ -43,6 +45,13 @@ class Call(NamedTuple):
     follows: str | None
     name: str
     end: int
+
+
+class Places(NamedTuple):
+    """Where a row stands: file and end in its log, and of its copy that is synced instead, while there is one."""
+
+    log: tuple[str, int]
+    copy: tuple[str, int] | None = None
 
 
 def conversation(calls: list[Call]) -> list[str]:
@@ -87,13 +96,39 @@ class CrashingRun(RuleBasedStateMachine):
         self.planned: list[str] = []
         self.safe: dict[str, int] = {}
         """Bytes of each file that are known to be on disk."""
-        self.done: dict[str, tuple[str, int]] = {}
-        """File and end of the row of each done rollout."""
+        self.done: dict[str, Places] = {}
+        """Where the row of each done rollout is."""
         self.calls: dict[str, list[Call]] = {}
         self.given_up: set[str] = set()
         """Rollouts that a start found done: their calls may be gone, and stay so if damage undoes the row."""
         self.acknowledged: list[tuple[str, asyncio.Future[None]]] = []
+        self.perhaps: set[str] = set()
+        """Rollouts whose row was not acknowledged and may be put back from its copy, or not."""
         self.serial = 0
+        self.boots = 0
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(ahead, "boot_id", lambda: f"boot {self.boots}")
+        self.watch_syncs()
+
+    def watch_syncs(self) -> None:
+        """Note what is on disk for good, as it gets there."""
+        datasync = AppendFile.datasync
+
+        def datasync_noted(file: AppendFile) -> None:
+            datasync(file)
+            self.note_synced(file.path, file.size)
+
+        def sync_noted(path: Path) -> None:
+            sync_file(path)
+            if path.exists():
+                self.note_synced(path, path.stat().st_size)
+
+        self.patch.setattr(AppendFile, "datasync", datasync_noted)
+        self.patch.setattr(ahead, "sync_file", sync_noted)
+
+    def note_synced(self, path: Path, size: int) -> None:
+        if path.is_relative_to(self.path):
+            self.safe[str(path.relative_to(self.path))] = size
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -112,7 +147,7 @@ class CrashingRun(RuleBasedStateMachine):
     def path(self) -> Path:
         return self.folder / str(self.generation)
 
-    @initialize(prompts=st.lists(st.sampled_from("ABC"), min_size=1, max_size=9))
+    @initialize(prompts=st.lists(st.sampled_from("ABC"), min_size=1, max_size=20))
     def plan(self, prompts: list[str]) -> None:
         self.planned = prompts
         self.start()
@@ -122,7 +157,9 @@ class CrashingRun(RuleBasedStateMachine):
     def start(self) -> None:
         run = RunDirectory(self.path)
         run.commit._max_delay = 3600.0  # rows are synced when a rule says so
+        run._ahead._segment_bytes = 1500
         run.open_for_writing(CONFIG, resume=True)
+        run._ahead._segment_bytes = 1500
         self.acknowledged = []
         self.safe = {
             name: min(size, self.end_of(name)) for name, size in self.safe.items() if self.exists(name)
@@ -132,7 +169,12 @@ class CrashingRun(RuleBasedStateMachine):
         stored = recall(run, self.ledger)
         self.wait(run.journal.open(self.ledger.is_pending))
         self.run_directory = run
-        assert set(self.done) == set(stored), "what was acknowledged is there, and nothing that was not"
+        must = set(self.done) - self.perhaps
+        assert must <= set(stored) <= set(self.done), (
+            "what was acknowledged is there, and nothing that was not"
+        )
+        self.done = {key: Places(places.log) for key, places in self.done.items() if key in stored}
+        self.perhaps = set()
         assert set(stored.values()) <= {1}, "no rollout is stored twice"
         assert self.ledger.done_count == len(self.done)
         self.given_up |= set(self.done)
@@ -165,12 +207,15 @@ class CrashingRun(RuleBasedStateMachine):
         if state in ("completed", "partial"):
             name = f"batch_{row.index // BATCH}.jsonl"
             future = self.call(self.run_now.append_row, row.index // BATCH, line)
+            segment = self.newest("rows")
+            places = Places((name, self.end_of(name)), (segment, self.end_of(segment)))
         else:
             name = "outcomes.jsonl"
             future = self.call(self.run_now.append_outcome, line)
+            places = Places((name, self.end_of(name)))
         self.ledger.mark(row.index, state)
         if state in DONE_STATES:
-            self.done[row.rollout_id] = (name, self.end_of(name))
+            self.done[row.rollout_id] = places
             self.acknowledged.append((row.rollout_id, asyncio.ensure_future(future, loop=self.loop)))
 
     @rule(data=st.data(), again=st.integers(0, 2))
@@ -185,26 +230,23 @@ class CrashingRun(RuleBasedStateMachine):
         self.serial += 1
         digest = f"d{self.serial}"
         self.call(self.run_now.journal.record, rollout_id, number, digest, b'{"text":"\xc3\xa9"}')
-        name = max(str(path.relative_to(self.path)) for path in (self.path / "journal").iterdir())
+        name = self.newest("calls")
         calls.append(Call(digest, before[number - 1] if number else None, name, self.end_of(name)))
+
+    def newest(self, kind: str) -> str:
+        return max(str(path.relative_to(self.path)) for path in (self.path / "journal").glob(f"{kind}_*"))
 
     @rule(close=st.booleans())
     def sync(self, close: bool) -> None:
         if close:
-            self.run_now.close_shard(0)
+            self.call(self.run_now.close_shard, 0)
         self.wait(self.run_now.commit.flush())
-        self.note_what_is_safe()
-
-    def note_what_is_safe(self) -> None:
-        self.safe = {
-            str(path.relative_to(self.path)): path.stat().st_size for path in self.path.rglob("*.jsonl")
-        }
 
     @rule()
     def stop(self) -> None:
         self.wait(self.run_now.close())
         self.run_directory = None
-        self.note_what_is_safe()
+        assert not list(self.path.rglob("rows_*")), "what is synced needs no copy"
         self.start()
 
     # -- crashes ----------------------------------------------------------------------------------------------
@@ -222,14 +264,26 @@ class CrashingRun(RuleBasedStateMachine):
         self.leave()
         self.start()
 
-    @rule(data=st.data())
-    def lose_power(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), rows=st.integers(0, 3), synced=st.booleans())
+    def lose_power(self, data: st.DataObject, rows: int, synced: bool) -> None:
         """Of what was not synced, any part may be gone, in each file another."""
+        for _ in range(rows):
+            self.finish_a_row(data, "last")
+        if synced:
+            self.wait(self.run_now.commit.flush())
         self.leave()
+        self.boots += 1
         for path in sorted(self.path.rglob("*.jsonl")):
             name = str(path.relative_to(self.path))
             self.cut(name, data.draw(st.integers(self.safe.get(name, 0), path.stat().st_size), label=name))
-        assert all(rollout_id in self.done for rollout_id, future in self.acknowledged if future.done())
+        self.forget_lost_rows(copies=True)
+        acknowledged = {rollout_id for rollout_id, future in self.acknowledged if future.done()}
+        assert acknowledged <= set(self.done)
+        self.perhaps = {
+            key
+            for key, places in self.done.items()
+            if key not in acknowledged and not self.is_there(*places.log)
+        }
         self.start()
 
     @precondition(lambda self: any(self.path.rglob("*.jsonl")))
@@ -240,21 +294,28 @@ class CrashingRun(RuleBasedStateMachine):
         names = sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*.jsonl"))
         name = data.draw(st.sampled_from(names))
         self.cut(name, data.draw(st.integers(0, self.end_of(name)), label=name))
+        self.forget_lost_rows(copies=False)
         self.start()
 
     def cut(self, name: str, size: int) -> None:
         with (self.path / name).open("r+b") as file:
             file.truncate(size)
         self.safe[name] = min(self.safe.get(name, 0), size)
-
-        # A row that lacks nothing but its newline is still whole.
-        def is_there(place: str, end: int) -> bool:
-            return place != name or end - 1 <= size
-
-        self.done = {key: row for key, row in self.done.items() if is_there(*row)}
         self.calls = {
-            rollout_id: [call for call in calls if is_there(call.name, call.end)]
+            rollout_id: [call for call in calls if call.name != name or self.is_there(name, call.end)]
             for rollout_id, calls in self.calls.items()
+        }
+
+    def is_there(self, name: str, end: int) -> bool:
+        # A row that lacks nothing but its newline is still whole.
+        return self.exists(name) and end - 1 <= self.end_of(name)
+
+    def forget_lost_rows(self, copies: bool) -> None:
+        """Take rows that are not there any more for not done; `copies` says whether a copy of a row is as good."""
+        self.done = {
+            key: places
+            for key, places in self.done.items()
+            if self.is_there(*places.log) or (copies and places.copy and self.is_there(*places.copy))
         }
 
     def teardown(self) -> None:
@@ -267,6 +328,7 @@ class CrashingRun(RuleBasedStateMachine):
             for run in self.old:
                 self.wait(run.close())
             self.loop.close()
+            self.patch.undo()
             shutil.rmtree(self.folder)
 
     def complete(self) -> None:

@@ -277,7 +277,7 @@ async def test_rows_of_ours_without_a_configuration_are_not_resumed_with_another
         await run.append_outcome(encode_row({"state": "failed"}))
         await run.append_session(encode_row({"event": "start"}))
     for path in tmp_path.iterdir():
-        if path.name not in ("lock", kept):
+        if path.is_file() and path.name not in ("lock", kept):
             path.unlink()
     if kept == "sessions.jsonl":
         (tmp_path / "batch_0.jsonl").write_bytes(b'{"n": 0}\n')

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskmill.errors import StorageFullError
+from taskmill.store.ahead import WriteAhead
 from taskmill.store.commit import GroupCommit
 from taskmill.store.shards import Shards
 
@@ -15,7 +16,8 @@ from taskmill.store.shards import Shards
 @pytest.fixture
 async def shards(tmp_path: Path) -> AsyncIterator[Shards]:
     async with GroupCommit() as commit:
-        opened = Shards(lambda number: tmp_path / "run" / f"batch_{number}.jsonl", commit)
+        ahead = WriteAhead(tmp_path / "journal", commit)
+        opened = Shards(lambda number: tmp_path / "run" / f"batch_{number}.jsonl", commit, ahead)
         (tmp_path / "run").mkdir()
         yield opened
         opened.close_all()

@@ -42,7 +42,7 @@ class GroupCommit:
 
     def __init__(self, sync: Sync = "group", *, max_delay: float = 0.25, max_rows: int = 64) -> None:
         self.failed: StoreError | None = None
-        self._sync = sync
+        self.sync = sync
         self._max_delay = 0.0 if sync == "each" else max_delay
         self._max_rows = 1 if sync == "each" else max_rows
         self._dirty: dict[AppendFile, None] = {}
@@ -63,18 +63,33 @@ class GroupCommit:
         Raises `StoreError` when the write fails, or anything failed before. The future carries the error of a
         failed sync; not awaiting it is fine.
         """
-        if self.failed is not None:
-            raise self.failed.with_traceback(None)
+        self.write(file, data)
         loop = asyncio.get_running_loop()
-        try:
-            file.write(data)
-        except StoreError as error:
-            self._write_soon(loop)  # what was accepted in this turn may still fit where a row did not
-            self.failed = error
-            raise
         future = loop.create_future()
         self._rows += 1
-        self._await_sync(loop, file, future)
+        self._await_sync(loop, [file], future)
+        return future
+
+    def write(self, file: AppendFile, data: bytes) -> int:
+        """Write `data` at the end of `file` now, and give its offset; when it is synced is for others to say.
+
+        Raises `StoreError` when the write fails, or anything failed before.
+        """
+        if self.failed is not None:
+            raise self.failed.with_traceback(None)
+        try:
+            return file.write(data)
+        except StoreError as error:
+            # What was accepted in this turn may still fit where a row did not.
+            self._write_soon(asyncio.get_running_loop())
+            self.failed = error
+            raise
+
+    def sync_soon(self, files: list[AppendFile]) -> asyncio.Future[None]:
+        """Have `files` synced with the next group; the future resolves after that. It hastens no sync."""
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._await_sync(loop, files, future)
         return future
 
     def append_soon(self, file: AppendFile, data: bytes) -> asyncio.Future[None]:
@@ -111,17 +126,18 @@ class GroupCommit:
                 self.failed = self.failed or error
                 _fail([piece.future], error)
             else:
-                self._await_sync(loop, file, piece.future)
+                self._await_sync(loop, [file], piece.future)
 
     def _await_sync(
-        self, loop: asyncio.AbstractEventLoop, file: AppendFile, future: asyncio.Future[None]
+        self, loop: asyncio.AbstractEventLoop, files: list[AppendFile], future: asyncio.Future[None]
     ) -> None:
-        """Acknowledge `future` with the next sync of `file`, which now holds what it stands for."""
-        if self._sync == "none":
+        """Acknowledge `future` with the next sync of `files`, which now hold what it stands for."""
+        if self.sync == "none":
             if not future.done():
                 future.set_result(None)
             return
-        self._dirty[file] = None
+        for file in files:
+            self._dirty[file] = None
         self._waiting.append(future)
         if self._syncing is None and (self._rows >= self._max_rows or not self._max_delay):
             self._start(loop)

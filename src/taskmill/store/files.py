@@ -194,6 +194,47 @@ def repair_end(path: Path) -> Repair | None:
         os.close(fd)
 
 
+def restore_row(path: Path, offset: int, row: bytes) -> bool:
+    """Put a row back at its place in a log where a loss of power took it, or a part of it; says whether it did.
+
+    What is lost so is either missing at the end of the file or reads as zeros, which no row holds. If anything else
+    stands there, somebody put it there since, and it stays. Raises `StorageFullError`.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if offset else os.O_CREAT), 0o666)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise storage_error(path, error, "put in order") from error
+    try:
+        there = os.pread(fd, len(row), offset)
+        cut_short = len(there) < len(row) and row.startswith(there) and os.fstat(fd).st_size >= offset
+        if not cut_short and b"\0" not in there:
+            return False
+        os.lseek(fd, offset, os.SEEK_SET)
+        write_all(fd, row)
+    except OSError as error:
+        raise storage_error(path, error, "put in order") from error
+    finally:
+        os.close(fd)
+    return True
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file and its name are on disk, if it is there. Raises `StorageFullError`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _datasync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise storage_error(path, error, "synced to disk") from error
+
+
 def _last_line(fd: int, size: int) -> tuple[int, bytes]:
     """Offset and bytes of what stands after the last newline."""
     blocks: list[bytes] = []

@@ -9,7 +9,7 @@ traces.jsonl          in the run of a taskset: one row a rollout, whatever becam
 validation.jsonl      in the validation of a taskset: one row a task, whatever was found
 conversations.jsonl   in a run of conversations: one row each, however it ended
 attempts.jsonl        in these three: rows of these files that were made anew since
-journal/              finished calls of unfinished rollouts
+journal/              finished calls of unfinished rollouts; copies of rows whose batch is not synced yet
 trajectories.jsonl, checkpoint.json, statistics.json      worked out from the above, replaced as a whole
 *.torn                ends of lines that a crash left unfinished
 """
@@ -28,6 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from taskmill.errors import RunChangedError, RunExistsError, RunNotFoundError, StoreError
+from taskmill.store.ahead import Restored, WriteAhead
 from taskmill.store.commit import GroupCommit, Sync
 from taskmill.store.files import (
     AppendFile,
@@ -83,7 +84,7 @@ class OpenResult(NamedTuple):
     """`fresh`: nothing was recorded here before. `repairs`: what had to be put in order, for people to see."""
 
     fresh: bool
-    repairs: list[Repair]
+    repairs: list[Repair | Restored]
 
 
 class RunDirectory:
@@ -98,7 +99,8 @@ class RunDirectory:
         self.commit = GroupCommit(sync)
         self.journal = CallJournal(self.path / "journal", self.commit)
         self._lock = RunLock(self.path / "lock")
-        self._shards = Shards(self._shard_path, self.commit)
+        self._ahead = WriteAhead(self.path / "journal", self.commit)
+        self._shards = Shards(self._shard_path, self.commit, self._ahead)
         self._logs: dict[str, AppendFile] = {}
 
     # -- opening and closing ----------------------------------------------------------------------------------
@@ -156,9 +158,11 @@ class RunDirectory:
     async def close(self) -> None:
         """Sync and close all files and let go of the lock. May be called twice. Raises if the last sync fails."""
         try:
+            self._ahead.retire()
             await self.commit.close()
         finally:
             with suppress(StoreError, OSError):
+                self._ahead.close()
                 self.journal.close()
             self._shards.close_all()
             for file in self._logs.values():
@@ -169,7 +173,7 @@ class RunDirectory:
     def _has_records(self) -> bool:
         logs = ("outcomes.jsonl", "traces.jsonl", "validation.jsonl", "conversations.jsonl", "attempts.jsonl")
         candidates = [*(self.path / name for name in logs), *map(self._shard_path, self.shard_numbers())]
-        return any(path.exists() and path.stat().st_size > 0 for path in candidates)
+        return any(path.exists() and path.stat().st_size > 0 for path in candidates) or self._ahead.lacking()
 
     def _is_ours(self) -> bool:
         """Whether a run of ours was stored here. Shards alone, of rows without an id, come from another runner."""
@@ -196,10 +200,10 @@ class RunDirectory:
                 + "\nUse the stored settings, or choose another run name."
             )
 
-    def _repair(self) -> list[Repair]:
+    def _repair(self) -> list[Repair | Restored]:
         names = ("outcomes", "sessions", "traces", "validation", "conversations", "attempts")
         logs = [self.path / f"{name}.jsonl" for name in names]
-        repairs = []
+        repairs: list[Repair | Restored] = [*self._ahead.restore(self._shard_path)]
         for path in [*map(self._shard_path, self.shard_numbers()), *logs]:
             try:
                 repair = repair_end(path)
@@ -224,7 +228,7 @@ class RunDirectory:
 
     def append_row(self, number: int, row: bytes) -> asyncio.Future[None]:
         """Append an encoded row to the log of batch `number`."""
-        return self.commit.append(self._shards.get(number), row)
+        return self._shards.append(number, row)
 
     def append_outcome(self, line: bytes) -> asyncio.Future[None]:
         """Append an encoded line about an attempt that gave no row."""
