@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import os
 import ssl
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +17,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
-from aiohttp.http import HttpProcessingError
 from yarl import URL
 
-from taskmill.models import transport
-from taskmill.models.transport import Answer, Connections
+from taskmill.models import answers, transport
+from taskmill.models.answers import Answer, AnswerTooLargeError, NotHttpError
+from taskmill.models.transport import Connections
 
 BODY = b'{"ask": 1}'
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -100,8 +102,8 @@ async def post(connections: Connections, body: bytes = BODY) -> Answer:
 
 async def test_one_connection_carries_one_request_after_another() -> None:
     async with Wire(OK, OK, OK).serving() as wire, connected(wire) as connections:
-        answers = [await post(connections, body) for body in (b"", b"a", b"b" * 300_000)]
-    assert [(answer.status, answer.body) for answer in answers] == [(200, b"hi")] * 3
+        came = [await post(connections, body) for body in (b"", b"a", b"b" * 300_000)]
+    assert [(answer.status, answer.body) for answer in came] == [(200, b"hi")] * 3
     assert wire.connections == 1
     assert [len(body) for body in wire.bodies] == [0, 1, 300_000]
     assert wire.heads[0].startswith("POST /v1/chat/completions HTTP/1.1\r\n")
@@ -161,7 +163,8 @@ async def test_a_word_in_between_is_not_taken_for_the_answer() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
     wire = Wire(b"HTTP/1.1 100 Continue\r\n\r\n" + early + OK)
     async with wire.serving(), connected(wire) as connections:
-        assert await post(connections) == (200, {"Content-Length": "2"}, b"hi")
+        answer = await post(connections)
+        assert (answer.status, dict(answer.headers), answer.body) == (200, {"Content-Length": "2"}, b"hi")
 
 
 async def test_an_answer_without_a_length_ends_with_the_connection() -> None:
@@ -179,7 +182,142 @@ async def test_an_answer_without_a_body_is_one(status: bytes) -> None:
 
 async def test_what_is_no_http_is_said_and_costs_the_connection() -> None:
     async with Wire(b"220 mail.example ready\r\n\r\n", OK).serving() as wire, connected(wire) as connections:
-        with pytest.raises(HttpProcessingError):
+        with pytest.raises(NotHttpError):
+            await post(connections)
+        assert (await post(connections)).body == b"hi"
+        assert wire.connections == 2
+
+
+def answer(body: bytes, *fields: bytes) -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *fields, b"", body])
+
+
+def raw_deflate(body: bytes) -> bytes:
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        (b"gzip", gzip.compress(b"small")),
+        (b"X-GZip", gzip.compress(b"small")),
+        (b"deflate", zlib.compress(b"small")),
+        (b"deflate", raw_deflate(b"small")),
+        (b"identity", b"small"),
+    ],
+)
+async def test_a_compressed_answer_is_unpacked(encoding: bytes, packed: bytes) -> None:
+    wire = Wire(answer(packed, b"content-encoding: " + encoding), OK)
+    async with wire.serving(), connected(wire) as connections:
+        assert (await post(connections)).body == b"small"
+        assert (await post(connections)).body == b"hi"
+        assert wire.connections == 1
+        assert wire.fields()["accept-encoding"] == "gzip, deflate"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed", "said"),
+    [
+        (b"gzip", b"no gzip", "can't be decompressed"),
+        (b"gzip", gzip.compress(b"small")[:-4], "not whole"),
+        (b"gzip", gzip.compress(b"small") + b"more", "not whole"),
+        (b"br", b"small", "'br', which nobody asked for"),
+    ],
+)
+async def test_an_answer_that_cannot_be_unpacked_is_an_error(
+    encoding: bytes, packed: bytes, said: str
+) -> None:
+    wire = Wire(answer(packed, b"Content-Encoding: " + encoding), OK)
+    async with wire.serving(), connected(wire) as connections:
+        with pytest.raises(aiohttp.ClientPayloadError, match=said):
+            await post(connections)
+        assert (await post(connections)).body == b"hi"
+
+
+async def test_what_unpacks_to_more_than_is_wanted_is_not_unpacked_to_its_end() -> None:
+    bomb = gzip.compress(b"x" * 10_000_000)
+    wire = Wire(answer(bomb, b"Content-Encoding: gzip"))
+    async with wire.serving(), connected(wire) as connections:
+        with pytest.raises(AnswerTooLargeError) as caught:
+            await connections.post(BODY, largest=len(bomb))
+        assert caught.value.size == len(bomb) + 1
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_an_answer_in_chunks_ends_with_the_last_one_and_not_with_the_connection() -> None:
+    chunks = b"2;of=two\r\nhi\r\n3\r\n, I\r\n"
+    wire = Wire(CHUNKED + chunks + b"0\r\nTrailer: 1\r\n\r\n", CHUNKED + chunks + b"14\r\nConnection: close")
+    async with wire.serving(), connected(wire) as connections:
+        assert (await post(connections)).body == b"hi, I"
+        with pytest.raises(aiohttp.ClientPayloadError, match="not whole"):
+            await post(connections)
+        assert wire.connections == 1
+
+
+async def test_line_ends_without_a_carriage_return_are_forgiven() -> None:
+    async with (
+        Wire(b"HTTP/1.1 200 OK\nContent-Length: 2\n\nhi").serving() as wire,
+        connected(wire) as connections,
+    ):
+        assert (await post(connections)).body == b"hi"
+
+
+@pytest.mark.parametrize("more", [b"more", OK], ids=["rubbish", "an answer"])
+async def test_more_than_was_asked_for_reaches_nobody(more: bytes) -> None:
+    async with Wire(OK + more, LAST).serving() as wire, connected(wire) as connections:
+        assert (await post(connections)).body == b"hi"
+        assert (await post(connections)).body == b"bye"
+        assert wire.connections == 2
+
+
+async def test_what_comes_before_anything_is_asked_costs_the_connection() -> None:
+    writers: list[asyncio.StreamWriter] = []
+    wire = Wire(OK, LAST)
+    talk = wire._talk
+
+    async def noted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await talk(reader, writer)
+
+    wire._talk = noted  # type: ignore[method-assign]
+    async with wire.serving(), connected(wire) as connections:
+        assert (await post(connections)).body == b"hi"
+        writers[0].write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+        await writers[0].drain()
+        await asyncio.sleep(0.05)
+        assert (await post(connections)).body == b"bye"
+        assert wire.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+            "another protocol",
+        ),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: %s\r\n" % (b"y" * 1000) * 20, "headers have more than 10,000 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", "Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "Content-Length"),
+    ],
+)
+async def test_heads_without_a_meaning_are_no_answer(
+    head: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "LARGEST_HEAD", 10_000)
+    async with Wire(head, LAST).serving() as wire, connected(wire) as connections:
+        with pytest.raises(NotHttpError, match=said):
+            await post(connections)
+        assert (await post(connections)).body == b"bye"
+
+
+async def test_an_endless_answer_is_given_up_as_soon_as_it_is_too_large() -> None:
+    endless = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * 5000
+    async with Wire(endless, OK).serving() as wire, connected(wire) as connections:
+        with pytest.raises(AnswerTooLargeError):
             await post(connections)
         assert (await post(connections)).body == b"hi"
         assert wire.connections == 2
@@ -260,3 +398,20 @@ async def test_a_secured_endpoint_is_believed_only_with_a_trusted_certificate(tm
         )
     assert (child.stdout.split(), child.stderr) == (["hi", "hi"], "")
     assert wire.heads[0].startswith("POST /v1/chat/completions HTTP/1.1\r\n")
+
+
+def test_it_goes_the_same_way_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    authority = trustme.CA()
+    secured = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(secured)
+
+    async def exchanges() -> list[bytes]:
+        async with Wire(OK, b"", OK, LAST).serving() as wire, connected(wire) as connections:
+            bodies = [(await post(connections)).body for _ in range(3)]
+        async with Wire(OK).serving(secured) as wire, connected(wire) as connections:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await post(connections)
+        return bodies
+
+    assert uvloop.run(exchanges()) == [b"hi", b"hi", b"bye"]

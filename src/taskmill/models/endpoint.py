@@ -23,7 +23,6 @@ import aiohttp
 from aiohttp import hdrs
 from aiohttp.http import HttpProcessingError
 from msgspec import Struct
-from multidict import CIMultiDictProxy
 from yarl import URL
 
 from taskmill._version import __version__
@@ -35,11 +34,12 @@ from taskmill.errors import (
     ModelTimeoutError,
     TransientModelError,
 )
+from taskmill.models.answers import Answer, AnswerTooLargeError, NotHttpError
 from taskmill.models.base import Completion, Request
 from taskmill.models.families import Family, family_of, public_url
 from taskmill.models.redaction import redactor
 from taskmill.models.refusals import BODY_KEPT, refused, retry_after_seconds
-from taskmill.models.transport import AnswerTooLargeError, Connections, Deadlines
+from taskmill.models.transport import Connections, Deadlines
 from taskmill.models.wire import REASONING_ECHO, TOKEN_IDS, decode_answer, encode_request, read_error
 
 _log = logging.getLogger(__name__)
@@ -177,19 +177,19 @@ class EndpointModel:
         connections, deadlines = self._open(loop)
         try:
             with deadlines.attempt():
-                status, headers, raw = await connections.post(body, largest=LARGEST_ANSWER)
+                answer = await connections.post(body, largest=LARGEST_ANSWER)
         except TimeoutError as error:
             raise self._late(error) from error
-        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:
+        except (aiohttp.ClientError, OSError, HttpProcessingError, NotHttpError) as error:
             raise self._broken(error) from error
         except AnswerTooLargeError as error:
             raise MalformedAnswerError(
                 f"{self._place} answered with {error.size:,} bytes or more; at most {LARGEST_ANSWER:,} are read",
                 status=error.status,
             ) from None
-        if status != 200:
-            raise self._refusal(status, headers, raw)
-        return raw
+        if answer.status != 200:
+            raise self._refusal(answer)
+        return answer.body
 
     async def _leave_loop(self) -> None:
         """Let go of connections of a loop that is over. In a loop that is not, its calls go on to their end."""
@@ -235,7 +235,8 @@ class EndpointModel:
 
     # -- what went wrong --------------------------------------------------------------------------------------
 
-    def _refusal(self, status: int, headers: CIMultiDictProxy[str], raw: bytes) -> ModelError:
+    def _refusal(self, answer: Answer) -> ModelError:
+        status, headers = answer.status, answer.headers
         if 300 <= status < 400:
             target = self._redacted(public_url(headers.get(hdrs.LOCATION, "")))
             return BadRequestError(
@@ -243,7 +244,7 @@ class EndpointModel:
                 status=status,
             )
         # Redacted before anything is cut, or half a key could stand at the end.
-        text = self._redacted(raw[:LARGEST_ERROR].decode("utf-8-sig", "replace"))
+        text = self._redacted(answer.body[:LARGEST_ERROR].decode("utf-8-sig", "replace"))
         if status < 300:
             error: ModelError = MalformedAnswerError(f"{self._place} answered {status}", status=status)
         else:

@@ -1,8 +1,8 @@
-"""aiohttp as it is used here: one POST after another over kept connections to one address, each with a deadline.
+"""One POST after another over kept connections to one address, each with a deadline.
 
-A request object, a response object, a writing task and a timer for each request, as aiohttp's session makes them, cost
-more processor time than all else that is done for a model call. Here the first bytes of a request are made once, and
-one timer watches over all that is under way.
+aiohttp makes the connections. A request object, a response object, a writing task and a timer for each request, as its
+session makes them, cost more processor time than all else that is done for a model call. Here the first bytes of a
+request are made once, and one timer watches over all that is under way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from aiohttp import hdrs
-from multidict import CIMultiDictProxy
 from yarl import URL
+
+from taskmill.models.answers import Answer, AnswerReader
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
-    from aiohttp.http import RawResponseMessage
 
 # -- deadlines ------------------------------------------------------------------------------------------------
 
@@ -98,33 +98,25 @@ class Attempt:
 KEPT_SECONDS = 30.0
 """How long a connection is kept without being used."""
 
-_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 _ACCEPTED: dict[str, str] = {hdrs.ACCEPT: "application/json", hdrs.ACCEPT_ENCODING: "gzip, deflate"}
 
 
-class Answer(NamedTuple):
-    """What came back: the status, the headers, and the body, decompressed."""
+class _Kept(NamedTuple):
+    """A connection, as aiohttp's pool knows it, and what reads from it."""
 
-    status: int
-    headers: CIMultiDictProxy[str]
-    body: bytes
+    connection: Connection
+    reader: AnswerReader
 
-
-class AnswerTooLargeError(Exception):
-    """An answer has this many bytes or more: it was not read to its end."""
-
-    def __init__(self, status: int, size: int) -> None:
-        super().__init__(status, size)
-        self.status = status
-        self.size = size
+    def close(self) -> None:
+        self.connection.close()
 
 
 class Connections:
     """Connections of one event loop to the address `url`, as many as calls are under way, kept for the next ones.
 
-    aiohttp looks up the name, goes by way of `proxy`, secures the connection within `patience` seconds, and reads what
-    comes. The environment is not looked at, and redirects are not followed. Raises `ValueError` for a header of two
-    lines.
+    aiohttp looks up the name, goes by way of `proxy`, and secures the connection within `patience` seconds. The
+    environment is not looked at, and redirects are not followed. Raises `ValueError` for a header of two lines.
     """
 
     def __init__(
@@ -147,29 +139,25 @@ class Connections:
         self._keep_alive = keep_alive
         self._connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, force_close=not keep_alive)
         self._head = b""
-        self._idle: deque[tuple[Connection, float]] = deque()
+        self._idle: deque[tuple[_Kept, float]] = deque()
         self._closed = False
 
     async def post(self, body: bytes, *, largest: int) -> Answer:
         """Send a JSON body and read the answer, whatever its status.
 
-        Raises `AnswerTooLargeError` for more than `largest` bytes, `aiohttp.ConnectionTimeoutError`, and what aiohttp
-        raises for a connection that fails (`aiohttp.ClientError`) or does not speak HTTP (`HttpProcessingError`).
+        Raises `AnswerTooLargeError` for more than `largest` bytes, `NotHttpError`, `aiohttp.ConnectionTimeoutError`,
+        and `aiohttp.ClientError` for a connection that can't be made or fails.
         """
-        connection = self._take()
-        if connection is not None:
+        kept = self._take()
+        if kept is not None:
             try:
-                begun = await self._ask(connection, body)
+                return await self._ask(kept, body, largest)
             except _STALE:
-                if self._closed:
-                    raise
                 # The other side closed a kept connection just as it was used again. Nothing of an answer had come, so
                 # nothing is answered twice.
-                connection = None
-        if connection is None:
-            connection = await self._connect()
-            begun = await self._ask(connection, body)
-        return await self._read(connection, *begun, largest)
+                if self._closed or kept.reader.begun:
+                    raise
+        return await self._ask(await self._connect(), body, largest)
 
     async def close(self) -> None:
         """Close all connections; what is under way ends with an error."""
@@ -178,63 +166,34 @@ class Connections:
         while self._idle:
             self._idle.pop()[0].close()
 
-    async def _ask(
-        self, connection: Connection, body: bytes
-    ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
-        """Send a request; the head of its answer, and where the rest of it comes."""
-        protocol = connection.protocol
-        assert protocol is not None
+    async def _ask(self, kept: _Kept, body: bytes, largest: int) -> Answer:
+        """One exchange; the connection is kept for the next one if it can be."""
+        reader = kept.reader
         try:
-            protocol.set_response_params(read_until_eof=True)
-            transport = protocol.transport
-            if transport is not None:  # else reading says why
-                transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
-            message, payload = await protocol.read()
-            while 100 <= message.code < 200 and message.code != 101:
-                message, payload = await protocol.read()
+            answer = await reader.ask(b"%b%d\r\n\r\n%b" % (self._head, len(body), body), largest)
         except BaseException:
-            connection.close()
+            kept.close()
             raise
-        return message, payload
-
-    async def _read(
-        self,
-        connection: Connection,
-        message: RawResponseMessage,
-        payload: aiohttp.StreamReader,
-        largest: int,
-    ) -> Answer:
-        """The whole answer; the connection is kept for the next request if it can be."""
-        try:
-            announced = int(message.headers.get(hdrs.CONTENT_LENGTH, largest + 1))
-            if announced <= largest and message.compression is None:
-                raw = await payload.read()
-            else:
-                raw = await _read_guarded(payload, largest, message.code)
-        except BaseException:
-            connection.close()
-            raise
-        protocol = connection.protocol
-        if protocol is None or protocol.should_close or not self._keep_alive or self._closed:
-            connection.close()
+        if reader.usable and self._keep_alive and not self._closed:
+            self._idle.append((kept, self._loop.time()))
         else:
-            self._idle.append((connection, self._loop.time()))
-        return Answer(message.code, message.headers, raw)
+            kept.close()
+        return answer
 
-    def _take(self) -> Connection | None:
+    def _take(self) -> _Kept | None:
         """The connection that was used last; those that were not used for long are closed."""
         idle = self._idle
         oldest = self._loop.time() - KEPT_SECONDS
         while idle and idle[0][1] < oldest:
             idle.popleft()[0].close()
         while idle:
-            connection, _ = idle.pop()
-            if not connection.closed:
-                return connection
-            connection.close()
+            kept, _ = idle.pop()
+            if kept.reader.usable:
+                return kept
+            kept.close()
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> _Kept:
         request = aiohttp.ClientRequest(
             "POST", self._url, headers=self._headers, loop=self._loop, proxy=self._proxy
         )
@@ -244,7 +203,11 @@ class Connections:
             raise aiohttp.ConnectionTimeoutError from error
         if not self._head:
             self._head = self._head_of(request)
-        return connection
+        protocol, transport = connection.protocol, connection.transport
+        if protocol is None or transport is None:
+            connection.close()
+            raise aiohttp.ServerDisconnectedError
+        return _Kept(connection, AnswerReader(self._loop, transport, protocol))
 
     def _head_of(self, request: aiohttp.ClientRequest) -> bytes:
         """The request's first bytes, up to the number of bytes in its body."""
@@ -257,15 +220,3 @@ class Connections:
             fields[hdrs.CONNECTION] = "close"
         lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join([*lines, "Content-Length: "]).encode()
-
-
-async def _read_guarded(payload: aiohttp.StreamReader, largest: int, status: int) -> bytes:
-    """What is compressed, or comes in chunks, shows its size only as it is read."""
-    size = 0
-    parts: list[bytes] = []
-    async for part in payload.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > largest:
-            raise AnswerTooLargeError(status, size)
-    return b"".join(parts)
