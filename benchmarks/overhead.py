@@ -22,6 +22,7 @@ from taskmill.testing.endpoint import EndpointProcess
 
 ROLLOUTS = 2000
 WIDTH = 50
+ROUNDS = 5
 GOAL = 1.6
 
 
@@ -163,17 +164,22 @@ def run() -> list[tuple[str, float, float | None]]:
     options = ("--script", "tool_then_answer", "--tool", "add", "--arguments", '{"a": 1, "b": 2}')
     with EndpointProcess(*options) as endpoint:
         url = endpoint.url
-        pairs = [(measure(url, "bare"), measure(url, "mill")) for _ in range(3)]
-        ratio = statistics.median(taken / plain for plain, taken in pairs)
-        lean = statistics.median(measure(url, "kept") / measure(url, "bare") for _ in range(3))
-        fast_pairs = [(measure(url, "bare", "uvloop"), measure(url, "mill", "uvloop")) for _ in range(2)]
-        fast = statistics.median(taken / plain for plain, taken in fast_pairs)
-    per_call = statistics.median(taken for _, taken in pairs) / (2 * ROLLOUTS) * 1e6
+        kinds = ("bare",), ("mill",), ("kept",), ("bare", "uvloop"), ("mill", "uvloop")
+        taken: dict[tuple[str, ...], list[float]] = {kind: [] for kind in kinds}
+        for _ in range(ROUNDS):
+            for kind in kinds:
+                taken[kind].append(measure(url, *kind))
+    # What else the machine does only adds to a time, so the least of some is nearest to what was asked.
+    plain, whole, lean, plain_fast, whole_fast = (min(taken[kind]) for kind in kinds)
+    median = statistics.median(
+        mine / theirs for mine, theirs in zip(taken["mill",], taken["bare",], strict=True)
+    )
     return [
-        ("CPU per model call / bare aiohttp + orjson loop", ratio, GOAL),
-        ("the same, both under uvloop", fast, None),
-        ("the bare loop over taskmill's connections / over a session", lean, None),
-        ("CPU per model call, microseconds (no ratio)", per_call, None),
+        ("CPU per model call / bare aiohttp + orjson loop, the least of each", whole / plain, GOAL),
+        ("the same, median of pairs", median, None),
+        ("the same, both under uvloop", whole_fast / plain_fast, None),
+        ("the bare loop over taskmill's connections / over a session", lean / plain, None),
+        ("CPU per model call, microseconds (no ratio)", whole / (2 * ROLLOUTS) * 1e6, None),
     ]
 
 
