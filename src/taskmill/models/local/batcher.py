@@ -73,6 +73,11 @@ class Batcher:
         """Rows in the batch."""
         return len(self._rows)
 
+    @property
+    def waiting(self) -> int:
+        """Rows that are to join it."""
+        return len(self._waiting)
+
     def add(self, row: Row) -> None:
         """Let `row` join as soon as there is room."""
         self._waiting.append(row)

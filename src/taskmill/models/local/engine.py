@@ -10,6 +10,7 @@ import atexit
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +22,9 @@ from taskmill.models.local.row import Row
 
 STOP_SECONDS = 30.0
 """How long the end of a thread is waited for: a forward pass can't be broken off."""
+
+MOMENT, GATHERED = 0.005, 0.1
+"""Seconds: how long the rows of a batch that begins wait for one more, and how long for all of them."""
 
 T = TypeVar("T")
 
@@ -124,10 +128,23 @@ class Engine:
         self._refuse(closed)
 
     def _take(self, batcher: Batcher) -> None:
-        """Take what has come in; wait for it when there is nothing else to do."""
+        """Take what has come in; wait for it when there is nothing else to do.
+
+        Rows that come together, one prompt made after another, should begin together: where none is running, the first
+        waits a moment for the others.
+        """
+        gathered = not batcher.running
+        until: float | None = None
         while not self._closing.is_set():
+            now = time.monotonic()
+            if batcher.idle:
+                wait = None
+            elif gathered and batcher.waiting < batcher.max_rows and now < (until := until or now + GATHERED):
+                wait = MOMENT
+            else:
+                wait = 0.0
             try:
-                item = self._inbox.get(block=batcher.idle)
+                item = self._inbox.get(block=wait != 0.0, timeout=wait)
             except queue.Empty:
                 return
             if item is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from taskmill.errors import ModelError, ModelMemoryError
+from taskmill.models.local.linear import FasterLinears
 from taskmill.models.local.prompts import Template
 from taskmill.models.local.row import THINK_CLOSE, THINK_OPEN
 from taskmill.models.local.sampling import Rule
@@ -58,11 +59,15 @@ class Loaded:
         self._cache_name = "cache" if "cache" in takes else "past_key_values"
         self._takes_positions = "position_ids" in takes
         self._takes_logits_to_keep = "logits_to_keep" in takes
+        self._linears = FasterLinears(module)
 
     def forward(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any | None
     ) -> Tensor:
-        """One pass. Returns the logits (rows, vocabulary; float32) of the last column."""
+        """One pass. Returns the logits (rows, vocabulary; float32) of the last column.
+
+        Without a cache it is computed as the module does by itself, the same on each call; with one, the fastest way.
+        """
         given: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
         if cache is not None:
             given[self._cache_name] = cache
@@ -73,7 +78,7 @@ class Loaded:
         if self._takes_logits_to_keep:
             given["logits_to_keep"] = 1
         # Not inference mode: what a user's hook takes out of a pass should be a tensor like any other.
-        with torch.no_grad():
+        with torch.no_grad(), nullcontext() if cache is None else self._linears.used():
             logits: Tensor = self.module(**given).logits
         return logits[:, -1].float()
 
