@@ -135,6 +135,17 @@ def test_where_no_model_is_asked_nothing_is_said_of_tokens_and_an_unknown_total_
     assert run.final() == ["5 done", "5 valid", "2.5/s", "in 2s"]
 
 
+def test_rows_of_running_batches_are_told_while_they_run_and_added_up_over_workers() -> None:
+    run = Run(4)
+    run.progress.heard(5, rows=None)
+    assert not any("in the batch" in part for part in run.live)
+    for worker, rows in ((1, 7), (2, 5), (1, 6)):
+        run.progress.heard(5, rows=rows, worker=worker)
+    assert "11 in the batch" in run.live
+    assert "4 turns" in run.live
+    assert not any("in the batch" in part for part in run.final())
+
+
 def test_a_slow_pace_is_told_by_the_minute_or_the_hour() -> None:
     assert [pace(12.54), pace(3.2 / 60), pace(0.5 / 60)] == ["12.5/s", "3.2/min", "30.0/h"]
 

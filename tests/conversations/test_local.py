@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the local model is not installed: pip install 'taskmill[local]'")
 
 from taskmill.conversations import Conversation, Participant, arun, dataset_field  # noqa: E402
+from taskmill.engine.progress import Progress  # noqa: E402
 from tests.conversations.cast import texts  # noqa: E402
 from tests.models.local.tiny import tiny_folder  # noqa: E402
 
@@ -64,6 +65,27 @@ async def test_workers_give_the_same_tokens(tiny: str, monkeypatch: pytest.Monke
     there = await talk(tiny).data(DATA).arollout(devices=["cpu", "cpu"])
 
     assert texts(here) == texts(there)
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+async def test_the_display_hears_how_many_rows_run_together(
+    tiny: str, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told: dict[int, set[int | None]] = {}
+    heard = Progress.heard
+
+    def noted(self: Progress, tokens: int, *, rows: int | None = None, worker: int = 0) -> None:
+        told.setdefault(worker, set()).add(rows)
+        heard(self, tokens, rows=rows, worker=worker)
+
+    monkeypatch.setattr(Progress, "heard", noted)
+    await talk(tiny).data(DATA * 3).arollout(devices=devices)
+
+    assert len(told) == len(devices)
+    for rows in told.values():
+        assert None not in rows
+        assert max(count or 0 for count in rows) > 1
 
 
 async def test_a_row_over_the_window_fails_alone_and_policies_hold(tiny: str) -> None:

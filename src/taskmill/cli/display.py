@@ -54,7 +54,10 @@ def progress_line(progress: Progress) -> str:
     time = duration(progress.elapsed)
     if progress.total:
         time += f", {duration(progress.seconds_left)} left"
-    parts += [time, f"{progress.in_flight:,} under way", *_came_of_it(progress)]
+    parts += [time, f"{progress.in_flight:,} under way"]
+    if progress.rows is not None:
+        parts.append(f"{progress.rows:,} in the batch")
+    parts += _came_of_it(progress)
     if progress.rate > 0:
         parts.append(pace(progress.rate))
     return "  ".join([*parts, *_spent(progress)])

@@ -319,7 +319,9 @@ class WorkerHands:
         )
         trial.heard.clear()
         try:
-            answer = await workers.call("hold", encode_order(order), lambda body: self._hear(trial, body))
+            answer = await workers.call(
+                "hold", encode_order(order), lambda body: self._hear(trial, body, id(workers))
+            )
         except asyncio.CancelledError:
             self._suspects.append(trial)  # where it is this device that is given up, another one takes it
             raise
@@ -357,11 +359,11 @@ class WorkerHands:
         self._suspects.append(trial)
         await self._tell_news()
 
-    def _hear(self, trial: _Trial, body: bytes) -> None:
+    def _hear(self, trial: _Trial, body: bytes, worker: int) -> None:
         heard = decode_heard(body)
         if heard.message is not None:
             trial.heard.append(heard.message)
-            self._progress.heard(heard.message.n_tokens)
+            self._progress.heard(heard.message.n_tokens, rows=heard.rows, worker=worker)
         call = heard.call
         if call is not None:
             trial.calls[call_key(call)] = call

@@ -20,6 +20,16 @@ class OpenModels:
         self._max_batch_size = max_batch_size
         self._open: dict[Any, Model] = {}
         self._not_ours: set[int] = set()
+        self._has_local = False
+
+    @property
+    def rows_running(self) -> int | None:
+        """Rows in the running batch of this process; `None` where no local model was opened."""
+        if not self._has_local:
+            return None
+        from taskmill.models.local.engine import rows_running
+
+        return rows_running()
 
     async def of(self, participant: Participant) -> Model:
         """The model of a participant. Raises `ConfigurationError` or `ModelError` where it can't be had."""
@@ -51,6 +61,7 @@ class OpenModels:
         # Here, because most conversations do without torch.
         from taskmill.models.local import LocalModel
 
+        self._has_local = True
         size: Any = self._max_batch_size if self._batched else 1
         bound: dict[str, Any] = {} if size is None else {"max_batch_size": size}
         return LocalModel(

@@ -49,10 +49,14 @@ class Order(Struct, frozen=True):
 
 
 class Heard(Struct, frozen=True):
-    """What a worker says of a job under way: a finished call, or a message that became part of the conversation."""
+    """What a worker says of a job under way: a finished call, or a message that became part of the conversation.
+
+    With a message come the rows in the worker's running batch, if it has one.
+    """
 
     call: KeptCall | None = None
     message: Message | None = None
+    rows: int | None = None
 
 
 encode_order = msgspec.msgpack.Encoder().encode

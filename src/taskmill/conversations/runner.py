@@ -308,7 +308,7 @@ async def _own_hands(
     models = OpenModels(device, batched=options.batched, max_batch_size=options.max_batch_size)
 
     def heard(key: str, message: Message) -> None:
-        progress.heard(message.n_tokens)
+        progress.heard(message.n_tokens, rows=models.rows_running)
 
     try:
         async with _sandboxes(folder, progress) as make:

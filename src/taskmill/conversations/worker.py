@@ -100,7 +100,7 @@ class ConversationWorker:
             sandbox=lambda id: self._sandboxes.make(id, TaskData(idx=0, prompt="conversation")),
             journal=RemoteJournal(order.calls, lambda call: send(encode_heard(Heard(call=call)))),
             device=self._device,
-            heard=lambda key, message: send(_encoded(message)),
+            heard=lambda key, message: send(_encoded(message, self._models.rows_running)),
         )
         conversation = Conversation.from_recipe(order.recipe).about(
             order.row, place=order.place, stream=order.stream, seed=order.seed
@@ -117,8 +117,8 @@ class ConversationWorker:
         return encoded(await holding.run())[1]
 
 
-def _encoded(message: Message) -> bytes:
+def _encoded(message: Message, rows: int | None) -> bytes:
     try:
-        return encode_heard(Heard(message=message))
+        return encode_heard(Heard(message=message, rows=rows))
     except (TypeError, UnicodeEncodeError):
-        return encode_heard(Heard(message=Message(message.author, repr(message.content))))
+        return encode_heard(Heard(message=Message(message.author, repr(message.content)), rows=rows))

@@ -53,6 +53,7 @@ class Progress:
         self.rewards = 0.0
         self.turns: int | None = None
         self.generated = 0
+        self._rows: dict[int, int] = {}
         self._started = self._clock()
         self._marks: deque[tuple[float, int]] = deque([(self._started, 0)])
         self._latest = self._started
@@ -106,10 +107,20 @@ class Progress:
             return self.calls_made, self.tokens_made, None if self._unpriced else self._cost_made
         return self.calls, self.tokens, self.cost
 
-    def heard(self, tokens: int) -> None:
-        """A turn of a conversation was said, of so many tokens; its record comes later."""
+    def heard(self, tokens: int, *, rows: int | None = None, worker: int = 0) -> None:
+        """A turn of a conversation was said, of so many tokens; its record comes later.
+
+        `rows` are in the running batch of the process that said it, number `worker`, where there is one.
+        """
         self.turns = (self.turns or 0) + 1
         self.generated += tokens
+        if rows is not None:
+            self._rows[worker] = rows
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in running batches, when last heard of; `None` where no model runs here."""
+        return sum(self._rows.values()) if self._rows else None
 
     @property
     def token_rate(self) -> float:

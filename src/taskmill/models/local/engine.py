@@ -32,11 +32,12 @@ _log = logging.getLogger("taskmill.models.local")
 
 
 class Engine:
-    """A loaded model and its running batch. Made by `engine_for` only."""
+    """A loaded model and its running batch, of `running` rows. Made by `engine_for` only."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.users: dict[int, tuple[int, int | None]] = {}
+        self.running = 0
         self.loaded: Future[Loaded] = _promise()
         # One thread, because tokenizers are not made for several.
         self.prompts = ThreadPoolExecutor(1, thread_name_prefix="taskmill prompts")
@@ -123,6 +124,7 @@ class Engine:
                 _log.exception("the batch of %r failed", self.recipe.path)
                 said = f"{type(problem).__name__}: {problem}"
                 batcher.fail_all(ModelError(f"the batch of {self.recipe.path!r} failed: {said}"))
+            self.running = batcher.running
         closed = ModelError(f"the model {self.recipe.path!r} was closed while this turn was under way")
         batcher.fail_all(closed)
         self._refuse(closed)
@@ -205,6 +207,12 @@ def leave(engine: Engine, user: int) -> None:
         if _engines.get(engine.recipe) is engine:
             del _engines[engine.recipe]
     engine.stop()
+
+
+def rows_running() -> int:
+    """Rows in the running batches of all engines of this process."""
+    with _lock:
+        return sum(engine.running for engine in _engines.values())
 
 
 def _forget(engine: Engine) -> None:
