@@ -11,7 +11,7 @@ import pytest
 
 from taskmill.errors import StorageFullError
 from taskmill.store import ahead, commit
-from taskmill.store.files import AppendFile, sync_file
+from taskmill.store.files import AppendFile, remove, storage_error, sync_file
 from taskmill.store.jsonl import encode_row
 from taskmill.store.run import RunDirectory
 
@@ -36,13 +36,18 @@ class Machine:
             if path.exists():
                 self.synced[path] = path.stat().st_size
 
+        def remove_noted(path: Path) -> None:
+            remove(path)
+            self.synced.pop(path, None)
+
+        patch.setattr(ahead, "remove", remove_noted)
         patch.setattr(AppendFile, "datasync", noted)
         patch.setattr(ahead, "sync_file", file_noted)
         patch.setattr(ahead, "boot_id", lambda: f"boot {self.boots}")
 
-    def lose_power(self, *, zeros: bool = False, kept: int = 0) -> None:
+    def lose_power(self, *, zeros: bool = False, kept: int = 0, reboot: bool = True) -> None:
         """`kept` bytes of what was not synced are still written, and `zeros` are what is left of the rest."""
-        self.boots += 1
+        self.boots += reboot
         for path in self.path.rglob("*.jsonl"):
             size, safe = path.stat().st_size, self.synced.get(path, 0)
             with path.open("r+b") as file:
@@ -50,8 +55,8 @@ class Machine:
                 if zeros:
                     file.truncate(size)
 
-    def open(self) -> tuple[RunDirectory, list[str]]:
-        run = RunDirectory(self.path)
+    def open(self, sync: commit.Sync = "group") -> tuple[RunDirectory, list[str]]:
+        run = RunDirectory(self.path, sync=sync)
         opened = run.open_for_writing({}, resume=True)
         return run, [str(repair) for repair in opened.repairs]
 
@@ -71,6 +76,9 @@ def stored(run: RunDirectory) -> list[int]:
 
 def kill(run: RunDirectory) -> None:
     """What a dead process does: nothing more, and its lock is free."""
+    if run.commit._timer is not None:
+        run.commit._timer.cancel()
+    run.commit._jobs.put(None)  # its thread ends
     run._lock.release()
 
 
@@ -244,6 +252,120 @@ async def test_copies_stay_when_a_log_cannot_be_synced(
     again, _ = machine.open()
     assert sorted(stored(again)) == [0, 1, 2]
     await again.close()
+
+
+@pytest.mark.parametrize("before", ["none", "each"])
+async def test_rows_without_copies_that_an_earlier_process_left_are_safe_before_the_next_is(
+    machine: Machine, before: commit.Sync
+) -> None:
+    run, _ = machine.open(before)
+    run.append_row(0, row(0))
+    kill(run)
+    run, _ = machine.open()
+    await run.append_row(0, row(1))
+    kill(run)
+    machine.synced = {path: size for path, size in machine.synced.items() if size}
+    machine.lose_power()
+    run, _ = machine.open()
+    assert stored(run) == [0, 1]
+    await run.close()
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+async def test_what_a_failed_sync_dropped_is_put_back_though_the_machine_ran_on(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, zeros: bool
+) -> None:
+    run, _ = machine.open()
+    await asyncio.gather(*(run.append_row(n % 3, row(n)) for n in range(6)))
+    datasync = AppendFile.datasync
+
+    def fails(file: AppendFile) -> None:
+        if file.path.name == "batch_1.jsonl":
+            raise storage_error(file.path, OSError(5, "Input/output error"), "synced to disk")
+        datasync(file)
+
+    monkeypatch.setattr(AppendFile, "datasync", fails)
+    run.close_shard(1)
+    with pytest.raises(StorageFullError, match="Input/output error"):
+        await run.close()
+    monkeypatch.setattr(AppendFile, "datasync", datasync)
+    machine.lose_power(zeros=zeros, reboot=False)
+    run, said = machine.open()
+    assert sorted(stored(run)) == list(range(6))
+    assert len(said) == 1
+    assert "2 rows" in said[0]
+    await run.close()
+    assert list((machine.path / "journal").iterdir()) == []
+
+
+async def test_no_row_is_put_back_behind_zeros(machine: Machine) -> None:
+    run, _ = machine.open()
+    run.commit._max_delay = 3600.0
+    run._ahead._segment_bytes = 250
+    run.append_row(0, row(0))
+    await run.commit.flush()
+    for n in (1, 2, 3):
+        run.append_row(0, row(n))
+    kill(run)
+    *_, newest = sorted((machine.path / "journal").iterdir())
+    machine.synced[newest] = newest.stat().st_size  # the system wrote it of its own accord
+    machine.lose_power(zeros=True)
+    run, said = machine.open()
+    assert stored(run) == [0]
+    assert b"\0" not in (machine.path / "batch_0.jsonl").read_bytes()
+    assert ["put back" in said[0], "torn" in said[1]] == [True, True]
+    await run.close()
+
+
+async def test_what_follows_a_change_is_not_put_back(machine: Machine) -> None:
+    run, _ = machine.open()
+    await asyncio.gather(*(run.append_row(0, row(n)) for n in range(4)))
+    kill(run)
+    log = machine.path / "batch_0.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[1:]))
+    machine.boots += 1
+    run, said = machine.open()
+    assert (stored(run), said) == ([1, 2, 3], [])
+    await run.close()
+
+
+async def test_where_no_copy_can_be_made_there_is_no_row(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = machine.open()
+
+    def refuse(path: Path) -> None:
+        raise storage_error(path, OSError(13, "Permission denied"), "made")
+
+    monkeypatch.setattr(ahead, "make_directory", refuse)
+    with pytest.raises(StorageFullError, match="journal' could not be made: Permission denied"):
+        run.append_row(0, row(0))
+    monkeypatch.undo()
+    assert stored(run) == []
+    await run.append_row(0, row(0))
+    await run.close()
+    assert stored(run) == [0]
+
+
+async def test_a_copy_that_cannot_be_removed_harms_nobody(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = machine.open()
+    run.journal.record("r", 0, "d", b"{}")
+    await run.append_row(0, row(0))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(ahead, "remove", refuse)
+    await run.close()
+    with pytest.raises(StorageFullError, match="journal' could not be put in order: Permission denied"):
+        machine.open()
+    monkeypatch.undo()
+    run = RunDirectory(machine.path)
+    run.open_for_writing({}, resume=True)
+    assert stored(run) == [0]
+    await run.close()
 
 
 def test_each_start_of_the_machine_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

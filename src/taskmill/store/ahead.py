@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +18,23 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
+from taskmill.errors import StoreError
 from taskmill.store.commit import GroupCommit
-from taskmill.store.files import AppendFile, make_directory, remove, restore_row, sync_file
+from taskmill.store.files import (
+    AppendFile,
+    create,
+    make_directory,
+    remove,
+    restore_row,
+    storage_error,
+    sync_directory,
+    sync_file,
+)
 from taskmill.store.jsonl import lines
 
 _NAME = re.compile(r"rows_(\d+)\.jsonl")
+_FAILED = "rows_failed"
+"""A file of this name says that a log could not be synced: then what can be read there may not be on the disk."""
 
 
 class _Copy(Struct, frozen=True):
@@ -74,9 +87,10 @@ class WriteAhead:
 
         Raises `StoreError` when a write fails, or anything failed before.
         """
+        self._commit.check()
+        segment = self._segment()  # first: where there can be no copy, there is to be no row
         offset = self._commit.write(log, row)
         self._unsynced[log] = None
-        segment = self._segment()
         acknowledged = self._commit.append(
             segment, b'{"log":%d,"offset":%d,"row":%b}\n' % (number, offset, row[:-1])
         )
@@ -104,11 +118,15 @@ class WriteAhead:
         """Remove the segments that are not needed any more; `retire`, and let the commit flush, before."""
         for segment, synced in list(self._retired.items()):
             self._drop(segment, synced)
+        if self._retired and self._commit.failed is not None:
+            with suppress(StoreError, FileExistsError):
+                create(self._directory / _FAILED, b"")
 
     def _drop(self, segment: AppendFile, synced: asyncio.Future[None]) -> None:
         # A log that could not be synced may have been in an earlier group than this one's last.
         if self._commit.failed is None and synced.done() and self._retired.pop(segment, None) is not None:
-            remove(segment.path)
+            with suppress(OSError):  # it harms nobody, and the next start removes it
+                remove(segment.path)
 
     def _segment(self) -> AppendFile:
         if self._active is None:
@@ -121,39 +139,66 @@ class WriteAhead:
     # -- after a crash ----------------------------------------------------------------------------------------
 
     def lacking(self) -> bool:
-        """Whether the power went while there were rows that only these segments surely hold. Changes nothing."""
-        return any(next(copies, None) is not None for lost, copies in self._stored() if lost)
+        """Whether there are rows that only these segments surely hold. Changes nothing."""
+        with self._told("read"):
+            return any(next(copies, None) is not None for lost, copies in self._stored() if lost)
 
     def restore(self, path_of: Callable[[int], Path]) -> list[Restored]:
         """Put back what a loss of power took from the logs at `path_of`, sync them, and remove all segments.
 
-        As long as the machine has not been started anew, the logs hold all that was written to them, and are only
-        synced: a log that somebody removed or changed since is meant to be so. Raises `StorageFullError`.
+        As long as the machine has not been started anew, and no sync has failed, the logs hold all that was written to
+        them, and are only synced: a log that somebody removed or shortened since is meant to be so. Raises
+        `StorageFullError`.
         """
+        with self._told("put in order"):
+            restored = self._restore(path_of)
+            segments = self._segments()
+            self._number = max(map(_number_of, segments), default=0)
+            for path in (self._directory / _FAILED, *segments):
+                remove(path)
+            if self._directory.is_dir():
+                sync_directory(self._directory)  # or they would be back after the next loss of power
+        return [Restored(path, rows) for path, rows in restored.items()]
+
+    def _restore(self, path_of: Callable[[int], Path]) -> dict[Path, int]:
+        failed = (self._directory / _FAILED).exists()
         restored: dict[Path, int] = {}
         touched: set[Path] = set()
+        changed: set[Path] = set()
         for lost, copies in self._stored():
             for copy in copies:
                 path = path_of(copy.log)
                 touched.add(path)
-                if lost and restore_row(path, copy.offset, bytes(copy.row) + b"\n"):
-                    restored[path] = restored.get(path, 0) + 1
+                if path in changed:
+                    continue
+                row = bytes(copy.row) + b"\n"
+                match restore_row(path, copy.offset, row, lost=lost, rewrite=failed):
+                    case "restored":
+                        restored[path] = restored.get(path, 0) + 1
+                    case "changed":  # what comes after it would not stand where it stood
+                        changed.add(path)
         for path in touched:
             sync_file(path)
-        for path in self._segments():
-            self._number = max(self._number, _number_of(path))
-            remove(path)
-        return [Restored(path, rows) for path, rows in restored.items()]
+        return restored
+
+    @contextmanager
+    def _told(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise storage_error(self._directory, error, action) from error
 
     def _stored(self) -> Iterator[tuple[bool, Iterator[_Copy]]]:
-        """Each stored segment: whether the machine was started anew since, and the copies that can be read."""
+        """Each stored segment: whether what was written then may be lost, and the copies that can be read."""
+        failed = (self._directory / _FAILED).exists()
         for path in self._segments():
             stored = (line for _, line in lines(path))
             try:
                 start = _start_decoder.decode(next(stored, b""))
-            except msgspec.DecodeError:
-                continue  # its first sync never came, so nothing in it was acknowledged
-            yield start.boot != boot_id(), _copies(stored)
+            except (msgspec.DecodeError, FileNotFoundError):
+                # Its first sync never came, so nothing in it was acknowledged; or the run that lives has removed it.
+                continue
+            yield failed or start.boot != boot_id(), _copies(stored)
 
     def _segments(self) -> list[Path]:
         if not self._directory.is_dir():

@@ -75,8 +75,7 @@ class GroupCommit:
 
         Raises `StoreError` when the write fails, or anything failed before.
         """
-        if self.failed is not None:
-            raise self.failed.with_traceback(None)
+        self.check()
         try:
             return file.write(data)
         except StoreError as error:
@@ -84,6 +83,11 @@ class GroupCommit:
             self._write_soon(asyncio.get_running_loop())
             self.failed = error
             raise
+
+    def check(self) -> None:
+        """Raise what failed before, if anything did."""
+        if self.failed is not None:
+            raise self.failed.with_traceback(None)
 
     def sync_soon(self, files: list[AppendFile]) -> asyncio.Future[None]:
         """Have `files` synced with the next group; the future resolves after that. It hastens no sync."""
@@ -99,8 +103,7 @@ class GroupCommit:
         to one file in one turn shares its future: shield it where a wait may be cancelled. It is no row, and hastens
         no sync.
         """
-        if self.failed is not None:
-            raise self.failed.with_traceback(None)
+        self.check()
         piece = self._soon.get(file)
         if piece is None:
             loop = asyncio.get_running_loop()
@@ -119,8 +122,7 @@ class GroupCommit:
         soon, self._soon = self._soon, {}
         for file, piece in soon.items():
             try:
-                if self.failed is not None:
-                    raise self.failed.with_traceback(None)
+                self.check()
                 file.write(b"".join(piece.data))
             except StoreError as error:
                 self.failed = self.failed or error
@@ -163,8 +165,7 @@ class GroupCommit:
             if self._idle is None:
                 self._idle = loop.create_future()
             await asyncio.shield(self._idle)
-        if self.failed is not None:
-            raise self.failed.with_traceback(None)
+        self.check()
 
     async def close(self) -> None:
         """Sync what is outstanding and end the thread; under cancellation it still syncs.

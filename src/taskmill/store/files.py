@@ -78,13 +78,14 @@ class AppendFile:
     returns, and from a loss of power after the next `datasync`. Raises `StorageFullError`.
     """
 
-    __slots__ = ("_broken", "_fd", "_is_new", "path", "repair", "size")
+    __slots__ = ("_broken", "_fd", "_name_synced", "path", "repair", "size")
 
     def __init__(self, path: Path, *, repair: bool = True) -> None:
         self.path = path
         self.repair: Repair | None = None
         self._broken: StorageFullError | None = None
-        self._is_new = True
+        # Of a file that was there before, nobody knows whether its maker lived to sync its name.
+        self._name_synced = False
         self.size = 0
         # Not blocking: a pipe that somebody put there is an error, and not waited for.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -94,7 +95,6 @@ class AppendFile:
             except FileExistsError:
                 if repair:
                     self.repair = repair_end(path)
-                self._is_new = not path.exists()
                 self._fd = os.open(path, flags, 0o666)
                 self.size = os.fstat(self._fd).st_size
         except OSError as error:
@@ -128,14 +128,14 @@ class AppendFile:
         return start
 
     def datasync(self) -> None:
-        """Wait until all that was written is on disk, and so is the file's name if it is new."""
+        """Wait until all that was written is on disk, and so is the file's name."""
         try:
             _datasync(self._fd)
             if os.fstat(self._fd).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
-            if self._is_new:
+            if not self._name_synced:
                 sync_directory(self.path.parent)
-                self._is_new = False
+                self._name_synced = True
         except OSError as error:
             raise storage_error(self.path, error, "synced to disk") from error
 
@@ -147,19 +147,19 @@ class AppendFile:
 
     @staticmethod
     def sync_names(files: Iterable[AppendFile]) -> None:
-        """Wait until the names of those that are new are on disk, with one sync for each folder.
+        """Wait until the names of these files are on disk, with one sync for each folder that needs one.
 
         What fails here fails again in the `datasync` of the file it concerns, and is raised there.
         """
         folders: dict[Path, list[AppendFile]] = {}
         for file in files:
-            if file._is_new:
+            if not file._name_synced:
                 folders.setdefault(file.path.parent, []).append(file)
         for folder, new in folders.items():
             with suppress(OSError):
                 sync_directory(folder)
                 for file in new:
-                    file._is_new = False
+                    file._name_synced = True
 
 
 def repair_end(path: Path) -> Repair | None:
@@ -194,30 +194,33 @@ def repair_end(path: Path) -> Repair | None:
         os.close(fd)
 
 
-def restore_row(path: Path, offset: int, row: bytes) -> bool:
-    """Put a row back at its place in a log where a loss of power took it, or a part of it; says whether it did.
+def restore_row(
+    path: Path, offset: int, row: bytes, *, lost: bool, rewrite: bool = False
+) -> Literal["there", "restored", "changed"]:
+    """See to it that a row stands at its place in a log, and say what was found there.
 
-    What is lost so is either missing at the end of the file or reads as zeros, which no row holds. If anything else
-    stands there, somebody put it there since, and it stays. Raises `StorageFullError`.
+    Zeros in its place are what a page leaves that never reached the disk; no row holds any. With `lost`, which says
+    that what was written may be gone, a row is also put back where the file ends too early. Anything else was `changed`
+    by somebody since, and stays. `rewrite` writes the row even where it can be read. Raises `StorageFullError`.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if offset else os.O_CREAT), 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if lost and not offset else 0), 0o666)
+        try:
+            there = os.pread(fd, len(row), offset)
+            follows = not offset or os.pread(fd, 1, offset - 1) == b"\n"
+            cut_short = lost and len(there) < len(row) and row.startswith(there)
+            if not follows or not (there == row or cut_short or b"\0" in there):
+                return "changed"
+            if there != row or rewrite:
+                os.lseek(fd, offset, os.SEEK_SET)
+                write_all(fd, row)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
-        return False
+        return "changed"
     except OSError as error:
         raise storage_error(path, error, "put in order") from error
-    try:
-        there = os.pread(fd, len(row), offset)
-        cut_short = len(there) < len(row) and row.startswith(there) and os.fstat(fd).st_size >= offset
-        if not cut_short and b"\0" not in there:
-            return False
-        os.lseek(fd, offset, os.SEEK_SET)
-        write_all(fd, row)
-    except OSError as error:
-        raise storage_error(path, error, "put in order") from error
-    finally:
-        os.close(fd)
-    return True
+    return "there" if there == row else "restored"
 
 
 def sync_file(path: Path) -> None:

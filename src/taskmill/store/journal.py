@@ -239,7 +239,8 @@ class CallJournal:
         except (OSError, msgspec.DecodeError) as error:
             raise StoreError(
                 f"{str(path)!r}: the journal entry at byte {place.offset} can't be read any more ({error}). "
-                "Remove the journal folder to go on without it; unfinished rollouts then start over."
+                f"Remove {str(self._directory / 'calls_*.jsonl')!r} to go on without them; unfinished rollouts then "
+                "start over."
             ) from error
 
     def _path(self, number: int) -> Path:

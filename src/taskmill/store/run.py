@@ -161,8 +161,8 @@ class RunDirectory:
             self._ahead.retire()
             await self.commit.close()
         finally:
+            self._ahead.close()
             with suppress(StoreError, OSError):
-                self._ahead.close()
                 self.journal.close()
             self._shards.close_all()
             for file in self._logs.values():

@@ -53,6 +53,9 @@ class Shards:
             opening = self._opening.pop(number, None)
             file = AppendFile(self._path_of(number)) if opening is None else opening.result()
             self._open[number] = file
+            if file.size and self._commit.sync == "group":
+                # Rows that an earlier process left may not be on disk, and none is safe that follows them.
+                self._commit.sync_soon([file])
         return file
 
     def close(self, number: int) -> None:
