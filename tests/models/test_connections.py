@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -192,6 +193,11 @@ def answer(body: bytes, *fields: bytes) -> bytes:
     return b"\r\n".join([b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *fields, b"", body])
 
 
+def zipped(body: bytes) -> bytes:
+    """The same bytes in every process, as the names of tests should be."""
+    return gzip.compress(body, mtime=0)
+
+
 def raw_deflate(body: bytes) -> bytes:
     compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return compressor.compress(body) + compressor.flush()
@@ -200,11 +206,15 @@ def raw_deflate(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("encoding", "packed"),
     [
-        (b"gzip", gzip.compress(b"small")),
-        (b"X-GZip", gzip.compress(b"small")),
+        (b"gzip", zipped(b"small")),
+        (b"X-GZip", zipped(b"small")),
         (b"deflate", zlib.compress(b"small")),
         (b"deflate", raw_deflate(b"small")),
         (b"identity", b"small"),
+        (b"utf-8", b"small"),
+        (b"gzip", zipped(b"sm") + zipped(b"all")),
+        (b"deflate, gzip", zipped(zlib.compress(b"small"))),
+        (b"deflate\r\nContent-Encoding: gzip", zipped(zlib.compress(b"small"))),
     ],
 )
 async def test_a_compressed_answer_is_unpacked(encoding: bytes, packed: bytes) -> None:
@@ -220,9 +230,8 @@ async def test_a_compressed_answer_is_unpacked(encoding: bytes, packed: bytes) -
     ("encoding", "packed", "said"),
     [
         (b"gzip", b"no gzip", "can't be decompressed"),
-        (b"gzip", gzip.compress(b"small")[:-4], "not whole"),
-        (b"gzip", gzip.compress(b"small") + b"more", "not whole"),
-        (b"br", b"small", "'br', which nobody asked for"),
+        (b"gzip", zipped(b"small")[:-4], "not whole"),
+        (b"gzip", zipped(b"small") + b"more", "not whole"),
     ],
 )
 async def test_an_answer_that_cannot_be_unpacked_is_an_error(
@@ -236,7 +245,7 @@ async def test_an_answer_that_cannot_be_unpacked_is_an_error(
 
 
 async def test_what_unpacks_to_more_than_is_wanted_is_not_unpacked_to_its_end() -> None:
-    bomb = gzip.compress(b"x" * 10_000_000)
+    bomb = zipped(b"x" * 10_000_000)
     wire = Wire(answer(bomb, b"Content-Encoding: gzip"))
     async with wire.serving(), connected(wire) as connections:
         with pytest.raises(AnswerTooLargeError) as caught:
@@ -255,6 +264,133 @@ async def test_an_answer_in_chunks_ends_with_the_last_one_and_not_with_the_conne
         with pytest.raises(aiohttp.ClientPayloadError, match="not whole"):
             await post(connections)
         assert wire.connections == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"Content-Length : 500\r\n\r\n", b"Transfer-Encoding : chunked\r\n\r\n14\r\n"],
+)
+async def test_a_blank_before_the_colon_hides_no_length(head: bytes) -> None:
+    wire = Wire(b"HTTP/1.1 200 OK\r\nX: Connection: close\r\n" + head + b"half")
+    async with wire.serving(), connected(wire) as connections:
+        with pytest.raises(aiohttp.ClientPayloadError, match="not whole"):
+            await post(connections)
+
+
+@pytest.mark.parametrize("first", [b"HTTP/1.1 100 Continue\r\nConnection: close", b"HTTP/1.0 100 Continue"])
+async def test_a_word_in_between_that_would_end_the_connection_does_not(first: bytes) -> None:
+    async with Wire(first + b"\r\n\r\n" + OK).serving() as wire, connected(wire) as connections:
+        assert (await post(connections)).body == b"hi"
+
+
+async def test_a_status_that_there_is_not_is_no_word_in_between() -> None:
+    odd = b"HTTP/1.1 099 C\r\nContent-Length: 2\r\n\r\nhi"
+    async with Wire(odd).serving() as wire, connected(wire) as connections:
+        assert (await post(connections)).status == 99
+
+
+async def test_trailers_are_no_headers_and_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "LARGEST_HEAD", 100_000)
+    start = CHUNKED + b"5\r\nhello\r\n0\r\n"
+    endless = start + b"X: y\r\n" * 100_000
+    wire = Wire(start + b"Content-Encoding: gzip\r\n\r\n", endless)
+    async with wire.serving(), connected(wire) as connections:
+        answer = await post(connections)
+        assert (answer.body, dict(answer.headers)) == (b"hello", {"Transfer-Encoding": "chunked"})
+        with pytest.raises(NotHttpError, match="more than 100,000 bytes"):
+            await post(connections)
+
+
+async def test_an_answer_of_many_small_parts_is_put_together() -> None:
+    parts = CHUNKED + b"2\r\nab\r\n" * 300 + b"0\r\n\r\n"
+    async with Wire(parts).serving() as wire, connected(wire) as connections:
+        assert (await post(connections)).body == b"ab" * 300
+
+
+class Deaf:
+    """A server that says something at once, perhaps, and reads nothing of what it is sent."""
+
+    def __init__(self, said: bytes = b"", *, half_closed: bool = False) -> None:
+        self.said = said
+        self.half_closed = half_closed
+        self.connections = 0
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[URL]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        accepting = asyncio.create_task(self._accept(listener))
+        try:
+            yield URL(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions")
+        finally:
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        open_ones: list[socket.socket] = []
+        try:
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                open_ones.append(connection)
+                self.connections += 1
+                await loop.sock_recv(connection, 10)
+                if self.said:
+                    await loop.sock_sendall(connection, self.said)
+                if self.half_closed:
+                    connection.shutdown(socket.SHUT_WR)
+        finally:
+            for connection in open_ones:
+                connection.close()
+
+
+LARGE = b"x" * 30_000_000
+
+
+def transports(connections: Connections) -> int:
+    """Connections that the pool of aiohttp still knows."""
+    return sum(map(len, connections._connector._acquired_per_host.values()))
+
+
+async def test_a_cancelled_request_that_nobody_reads_leaves_nothing_behind() -> None:
+    deaf = Deaf()
+    async with deaf.serving() as url, connected(Wire(), url=url) as connections:
+        asking = asyncio.create_task(post(connections, LARGE))
+        while not deaf.connections:
+            await asyncio.sleep(0.01)
+        (kept,) = connections._under_way
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert kept.reader.written
+        assert transports(connections) == 0
+
+
+async def test_closing_ends_what_is_under_way_though_nobody_reads_it() -> None:
+    deaf = Deaf(b"HTTP/1.0 200 OK\r\n\r\nhalf of th")
+    async with deaf.serving() as url, connected(Wire(), url=url) as connections:
+        asking = asyncio.create_task(post(connections, LARGE))
+        while not (connections._under_way and next(iter(connections._under_way)).reader.begun):
+            await asyncio.sleep(0.01)
+        await connections.close()
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await asking
+
+
+async def test_a_connection_whose_request_was_not_read_is_not_used_again() -> None:
+    deaf = Deaf(OK)
+    async with deaf.serving() as url, connected(Wire(), url=url) as connections:
+        assert (await post(connections, LARGE)).body == b"hi"
+        assert (await post(connections)).body == b"hi"
+        assert deaf.connections == 2
+
+
+async def test_an_answer_before_the_request_was_read_counts() -> None:
+    deaf = Deaf(b"HTTP/1.0 413 Too Large\r\n\r\ntoo large", half_closed=True)
+    async with deaf.serving() as url, connected(Wire(), url=url) as connections:
+        answer = await post(connections, LARGE)
+        assert (answer.status, answer.body) == (413, b"too large")
 
 
 async def test_line_ends_without_a_carriage_return_are_forgiven() -> None:
@@ -415,3 +551,23 @@ def test_it_goes_the_same_way_on_uvloop() -> None:
         return bodies
 
     assert uvloop.run(exchanges()) == [b"hi", b"hi", b"bye"]
+
+
+def test_on_uvloop_an_answer_that_comes_before_the_request_is_an_error_and_no_wait() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    busy = b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"
+
+    async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(busy)
+
+    async def exchange() -> None:
+        async with await asyncio.start_server(early, "127.0.0.1", 0) as server:
+            url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+            async with connected(Wire(), url=url) as connections:
+                try:
+                    answer = await asyncio.wait_for(post(connections), 30)
+                except aiohttp.ServerDisconnectedError:
+                    return
+                assert (answer.status, answer.body) == (503, b"busy")
+
+    uvloop.run(exchange())

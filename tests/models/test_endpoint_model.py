@@ -8,6 +8,7 @@ import gzip
 import json
 import logging
 import resource
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
@@ -302,6 +303,22 @@ async def raw_server(*parts: bytes) -> AsyncIterator[str]:
     async with await asyncio.start_server(answer_raw, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}/v1"
+
+
+async def test_a_secret_is_not_in_the_error_s_causes_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 not for hush-hush\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://me:hush-hush@127.0.0.1:{port}")
+        model = EndpointModel("m", base_url="https://endpoint.invalid/v1")
+        with pytest.raises(ModelError, match="407") as caught:
+            await model.complete(REQUEST)
+        await model.close()
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -15,16 +15,18 @@ from aiohttp import hdrs
 from multidict import CIMultiDict
 
 LARGEST_HEAD = 1 << 20
-"""Bytes that may come before the body begins."""
+"""Bytes of an answer that may come without being part of its body."""
 
 _FORGIVEN = {
     "lenient_headers": True,
     "lenient_data_after_close": True,
+    "lenient_keep_alive": True,
     "lenient_optional_cr_before_lf": True,
     "lenient_spaces_after_chunk_size": True,
 }
 """What servers get wrong without a doubt about where an answer ends."""
 
+_GZIP = b"\x1f\x8b"
 _ENCODING = hdrs.CONTENT_ENCODING.lower().encode()
 
 
@@ -73,9 +75,8 @@ class AnswerReader(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(**_FORGIVEN)
         self._waiter: asyncio.Future[Answer] | None = None
         self._fields: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._head_size = 0
-        self._body_size = 0
         self._in_body = False
         self._largest = 0
         transport.set_protocol(self)
@@ -93,40 +94,64 @@ class AnswerReader(asyncio.Protocol):
         self._transport.write(request)
         return waiter
 
+    @property
+    def written(self) -> bool:
+        """Whether the whole request has left this process."""
+        return not self._transport.get_write_buffer_size()
+
+    def give_up(self, error: Exception | None = None) -> None:
+        """End the connection at once, and what waits for an answer with `error`."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            if error is None:
+                waiter.cancel()
+            else:
+                waiter.set_exception(error)
+        self.usable = False
+        self._transport.abort()
+
     # -- what the connection says -----------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Some bytes came."""
         if self._waiter is None:  # nobody asked
-            self._give_up()
+            self.give_up()
             return
         self.begun = True
-        if not self._in_body:
-            self._head_size += len(data)
+        body_before = len(self._body)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(NotHttpError(str(error)))
+            self.give_up(NotHttpError(str(error)))
         except httptools.HttpParserUpgrade:
-            self._fail(NotHttpError("the server changes to another protocol, which nobody asked for"))
-        else:
-            if self._head_size > LARGEST_HEAD and not self._in_body:
-                self._fail(NotHttpError(f"the headers have more than {LARGEST_HEAD:,} bytes"))
+            self.give_up(NotHttpError("the server changes to another protocol, which nobody asked for"))
+        if self._waiter is not None and len(self._body) == body_before:
+            self._head_size += len(data)
+            if self._head_size > LARGEST_HEAD:
+                self.give_up(NotHttpError(f"the headers have more than {LARGEST_HEAD:,} bytes"))
+
+    def eof_received(self) -> None:
+        """The other side says no more."""
+        self._end(None)
+        self._transport.abort()  # and reads no more, so that there may be no end of writing
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self.usable = False
         self._opener.connection_lost(exc)
+        self._end(exc)
+
+    def _end(self, exc: Exception | None) -> None:
+        self.usable = False
         if self._waiter is None:
             return
         if self._in_body and exc is None and self._ends_with_connection():
             self._complete()
         elif self.begun:
-            self._fail(aiohttp.ClientPayloadError(f"the answer is not whole{f': {exc}' if exc else ''}"))
+            self.give_up(aiohttp.ClientPayloadError(f"the answer is not whole{f': {exc}' if exc else ''}"))
         elif isinstance(exc, OSError):
-            self._fail(aiohttp.ClientOSError(*exc.args))
+            self.give_up(aiohttp.ClientOSError(*exc.args))
         else:
-            self._fail(aiohttp.ServerDisconnectedError())
+            self.give_up(aiohttp.ServerDisconnectedError())
 
     # -- what the parser says ---------------------------------------------------------------------------------
 
@@ -136,8 +161,9 @@ class AnswerReader(asyncio.Protocol):
             self.usable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after a body in chunks."""
-        self._fields.append((name, value))
+        """A header; or a trailer after a body in chunks, which says nothing here."""
+        if not self._in_body:
+            self._fields.append((name.strip(), value))
 
     def on_headers_complete(self) -> None:
         """The body begins, if there is one."""
@@ -145,16 +171,21 @@ class AnswerReader(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
-        self._body.append(body)
-        self._body_size += len(body)
-        if self._body_size > self._largest:
-            self._fail(AnswerTooLargeError(self._parser.get_status_code(), self._body_size))
+        if not self._body:
+            self._body = body
+        else:
+            # An answer may come in millions of parts of a few bytes.
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
+        if len(self._body) > self._largest and self._waiter is not None:
+            self.give_up(AnswerTooLargeError(self._parser.get_status_code(), len(self._body)))
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
         if self._waiter is None:
             return
-        if self._parser.get_status_code() < 200:  # a word in between, and not the answer
+        if 100 <= self._parser.get_status_code() < 200:  # a word in between, and not the answer
             self._begin_anew()
             return
         if not self._parser.should_keep_alive():
@@ -165,15 +196,16 @@ class AnswerReader(asyncio.Protocol):
 
     def _complete(self) -> None:
         waiter, self._waiter = self._waiter, None
-        status, fields = self._parser.get_status_code(), self._fields
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        status, fields, body = self._parser.get_status_code(), self._fields, bytes(self._body)
         self._begin_anew()
         if waiter is None or waiter.done():
             return
+        encodings = [
+            value for name, value in fields if len(name) == len(_ENCODING) and name.lower() == _ENCODING
+        ]
         try:
-            for name, value in fields:
-                if len(name) == len(_ENCODING) and name.lower() == _ENCODING:
-                    body = _decompressed(body, value, status, self._largest)
+            for encoding in reversed(b",".join(encodings).split(b",") if encodings else []):
+                body = _decompressed(body, encoding, status, self._largest)
         except (AnswerTooLargeError, aiohttp.ClientPayloadError) as error:
             waiter.set_exception(error)
         else:
@@ -181,19 +213,8 @@ class AnswerReader(asyncio.Protocol):
 
     def _begin_anew(self) -> None:
         self._fields = []
-        self._body = []
-        self._body_size = 0
+        self._body = b""
         self._in_body = False
-
-    def _fail(self, error: Exception) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
-        self._give_up()
-
-    def _give_up(self) -> None:
-        self.usable = False
-        self._transport.abort()
 
     def _ends_with_connection(self) -> bool:
         """Whether the answer's headers say of no other end of its body."""
@@ -202,25 +223,26 @@ class AnswerReader(asyncio.Protocol):
 
 
 def _decompressed(body: bytes, encoding: bytes, status: int, largest: int) -> bytes:
-    """A body as it was before a content encoding that was offered."""
+    """A body as it was before a content encoding. What is in none that was offered stays as it is."""
     match encoding.strip().lower():
         case b"gzip" | b"x-gzip":
-            decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            bits = 16 + zlib.MAX_WBITS
         case b"deflate":  # in zlib's format, by the standard; some servers leave its first bytes out
             has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
-            decompressor = zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
-        case b"identity" | b"":
-            return body
+            bits = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
         case _:
-            raise aiohttp.ClientPayloadError(
-                f"the answer is compressed as {encoding!r}, which nobody asked for"
-            )
-    try:
-        whole = decompressor.decompress(body, largest + 1)
-    except zlib.error as error:
-        raise aiohttp.ClientPayloadError(f"the answer can't be decompressed: {error}") from error
-    if len(whole) > largest:
-        raise AnswerTooLargeError(status, len(whole))
-    if body and (not decompressor.eof or decompressor.unused_data):
-        raise aiohttp.ClientPayloadError("the compressed answer is not whole")
+            return body
+    whole = b""
+    while body:
+        decompressor = zlib.decompressobj(bits)
+        try:
+            whole += decompressor.decompress(body, largest + 1 - len(whole))
+        except zlib.error as error:
+            raise aiohttp.ClientPayloadError(f"the answer can't be decompressed: {error}") from error
+        if len(whole) > largest:
+            raise AnswerTooLargeError(status, len(whole))
+        body = decompressor.unused_data
+        # What is packed with gzip may be of several members, one after the other.
+        if not decompressor.eof or (body and not body.startswith(_GZIP)):
+            raise aiohttp.ClientPayloadError("the compressed answer is not whole")
     return whole

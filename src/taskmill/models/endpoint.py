@@ -181,7 +181,9 @@ class EndpointModel:
         except TimeoutError as error:
             raise self._late(error) from error
         except (aiohttp.ClientError, OSError, HttpProcessingError, NotHttpError) as error:
-            raise self._broken(error) from error
+            # What is printed with an error would hold the secret that was taken out of its own words.
+            said = str(error)
+            raise self._broken(error) from (error if self._redacted(said) == said else None)
         except AnswerTooLargeError as error:
             raise MalformedAnswerError(
                 f"{self._place} answered with {error.size:,} bytes or more; at most {LARGEST_ANSWER:,} are read",

@@ -140,6 +140,7 @@ class Connections:
         self._connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, force_close=not keep_alive)
         self._head = b""
         self._idle: deque[tuple[_Kept, float]] = deque()
+        self._under_way: set[_Kept] = set()
         self._closed = False
 
     async def post(self, body: bytes, *, largest: int) -> Answer:
@@ -162,6 +163,8 @@ class Connections:
     async def close(self) -> None:
         """Close all connections; what is under way ends with an error."""
         self._closed = True
+        for kept in self._under_way:
+            kept.reader.give_up(aiohttp.ServerDisconnectedError("the connections were closed"))
         await self._connector.close()
         while self._idle:
             self._idle.pop()[0].close()
@@ -169,11 +172,17 @@ class Connections:
     async def _ask(self, kept: _Kept, body: bytes, largest: int) -> Answer:
         """One exchange; the connection is kept for the next one if it can be."""
         reader = kept.reader
+        self._under_way.add(kept)
         try:
             answer = await reader.ask(b"%b%d\r\n\r\n%b" % (self._head, len(body), body), largest)
         except BaseException:
+            reader.give_up()
             kept.close()
             raise
+        finally:
+            self._under_way.discard(kept)
+        if not reader.written:  # it was answered before it was read, and perhaps never will be
+            reader.give_up()
         if reader.usable and self._keep_alive and not self._closed:
             self._idle.append((kept, self._loop.time()))
         else:
@@ -207,7 +216,12 @@ class Connections:
         if protocol is None or transport is None:
             connection.close()
             raise aiohttp.ServerDisconnectedError
-        return _Kept(connection, AnswerReader(self._loop, transport, protocol))
+        kept = _Kept(connection, AnswerReader(self._loop, transport, protocol))
+        if protocol.should_close:  # the other side has spoken already, and to whom is not known
+            kept.reader.give_up()
+            connection.close()
+            raise aiohttp.ServerDisconnectedError("something came before anything was asked")
+        return kept
 
     def _head_of(self, request: aiohttp.ClientRequest) -> bytes:
         """The request's first bytes, up to the number of bytes in its body."""

@@ -140,7 +140,7 @@ class Engine:
         while not self._closing.is_set():
             now = time.monotonic()
             if batcher.idle:
-                wait = None
+                wait = until = None
             elif gathered and batcher.waiting < batcher.max_rows and now < (until := until or now + GATHERED):
                 wait = MOMENT
             else:

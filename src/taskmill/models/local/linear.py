@@ -50,10 +50,11 @@ class FasterLinears:
 
 
 def _linear(part: nn.Linear, given: Tensor) -> Tensor:
-    if given.numel() > FEW * part.in_features:
-        return functional.linear(given, part.weight, part.bias)
-    # The weights are looked up each time: they are the module's, and may be exchanged.
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(given, part.weight, part.bias, "none", [], "")
+    # The weights are looked up each time: they are the module's, and may be exchanged, for others of another kind too.
+    weight = part.weight
+    if given.numel() > FEW * part.in_features or weight.dtype != torch.float32 or not weight.is_cpu:
+        return functional.linear(given, weight, part.bias)
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(given, weight, part.bias, "none", [], "")
     return made
 
 
