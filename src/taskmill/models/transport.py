@@ -217,7 +217,8 @@ class Connections:
             connection.close()
             raise aiohttp.ServerDisconnectedError
         kept = _Kept(connection, AnswerReader(self._loop, transport, protocol))
-        if protocol.should_close:  # the other side has spoken already, and to whom is not known
+        # The other side may have spoken before it could be heard here. (Of a proxy's, older aiohttp always says this.)
+        if protocol.should_close and self._proxy is None:
             kept.reader.give_up()
             connection.close()
             raise aiohttp.ServerDisconnectedError("something came before anything was asked")
