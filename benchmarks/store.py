@@ -52,6 +52,7 @@ def sample_row(n: int) -> dict[str, Any]:
         "toolsets_used": ["terminal"],
         "tool_stats": {f"tool_{k}": {"count": 1, "success": 1, "failure": 0} for k in range(12)},
         "tool_error_counts": {f"tool_{k}": 0 for k in range(12)},
+        "unknown_tools": "[]",
         "rollout_id": f"{detail.hex()}-0",
         "task_key": key.hex(),
         "task_detail": detail.hex(),
