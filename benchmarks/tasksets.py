@@ -106,7 +106,11 @@ def run() -> list[tuple[str, float, float | None]]:
     large = child("grow", str(LARGE))
     options = ("--script", "tool_then_answer", "--tool", "add", "--arguments", '{"a": 1, "b": 2}')
     with EndpointProcess(*options) as endpoint:
-        pairs = [(overhead.measure(endpoint.url, "mill"), child("mill", endpoint.url)[0]) for _ in range(3)]
+        pairs = [
+            (overhead.measure(endpoint.url, "mill"), child("mill", endpoint.url)[0])
+            for _ in range(overhead.ROUNDS)
+        ]
+    batch, taskset = (min(taken) for taken in zip(*pairs, strict=True))
     return [
         (
             f"CPU per rollout at n = {LARGE:,} / at n = {SMALL:,}",
@@ -119,8 +123,8 @@ def run() -> list[tuple[str, float, float | None]]:
             MEMORY_GOAL,
         ),
         (
-            "CPU per model call, taskset / batch",
-            statistics.median(taken / batch for batch, taken in pairs),
+            "CPU per model call, taskset / batch, least of 5",
+            taskset / batch,
             OVERHEAD_GOAL,
         ),
     ]
