@@ -175,7 +175,7 @@ def run() -> list[tuple[str, float, float | None]]:
         mine / theirs for mine, theirs in zip(taken["mill",], taken["bare",], strict=True)
     )
     return [
-        ("CPU per model call / bare aiohttp + orjson loop, least of 5", whole / plain, GOAL),
+        (f"CPU per model call / bare aiohttp + orjson loop, least of {ROUNDS}", whole / plain, GOAL),
         ("the same, median of pairs", median, None),
         ("the same, both under uvloop", whole_fast / plain_fast, None),
         ("the bare loop over taskmill's connections / over a session", lean / plain, None),

@@ -123,7 +123,7 @@ def run() -> list[tuple[str, float, float | None]]:
             MEMORY_GOAL,
         ),
         (
-            "CPU per model call, taskset / batch, least of 5",
+            f"CPU per model call, taskset / batch, least of {overhead.ROUNDS}",
             taskset / batch,
             OVERHEAD_GOAL,
         ),
