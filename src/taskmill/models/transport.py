@@ -1,8 +1,8 @@
 """One POST after another over kept connections to one address, each with a deadline.
 
 aiohttp makes the connections. A request object, a response object, a writing task and a timer for each request, as its
-session makes them, cost more processor time than all else that is done for a model call. Here the first bytes of a
-request are made once, and one timer watches over all that is under way.
+session makes them, are most of the processor time of an exchange; `python -m benchmarks overhead` prints how much. Here
+the first bytes of a request are made once, and one timer watches over all that is under way.
 """
 
 from __future__ import annotations
