@@ -159,7 +159,6 @@ class CrashingRun(RuleBasedStateMachine):
         run.commit._max_delay = 3600.0  # rows are synced when a rule says so
         run._ahead._segment_bytes = 1500
         run.open_for_writing(CONFIG, resume=True)
-        run._ahead._segment_bytes = 1500
         self.acknowledged = []
         self.safe = {
             name: min(size, self.end_of(name)) for name, size in self.safe.items() if self.exists(name)

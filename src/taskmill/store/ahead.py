@@ -1,8 +1,8 @@
 """Rows of many logs, made safe by the sync of one file.
 
-A group of rows goes to as many logs as batches are under way. To sync each of them for a handful of rows costs more
-than all else that is done for these rows, and takes seconds on a slow disk. So each row is also written to one file,
-which is synced instead; the logs themselves are synced when their batch ends, or when that file has become large.
+A group of rows goes to as many logs as batches are under way, and where a sync is slow, so many of them make each row
+wait long until it counts. So each row is also written to one file, which is synced instead; the logs themselves are
+synced when their batch ends, or when that file has become large.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class WriteAhead:
         return [Restored(path, rows) for path, rows in restored.items()]
 
     def _restore(self, path_of: Callable[[int], Path]) -> dict[Path, int]:
-        failed = (self._directory / _FAILED).exists()
+        failed = self._sync_failed
         restored: dict[Path, int] = {}
         touched: set[Path] = set()
         changed: set[Path] = set()
@@ -190,7 +190,7 @@ class WriteAhead:
 
     def _stored(self) -> Iterator[tuple[bool, Iterator[_Copy]]]:
         """Each stored segment: whether what was written then may be lost, and the copies that can be read."""
-        failed = (self._directory / _FAILED).exists()
+        failed = self._sync_failed
         for path in self._segments():
             stored = (line for _, line in lines(path))
             try:
@@ -199,6 +199,10 @@ class WriteAhead:
                 # Its first sync never came, so nothing in it was acknowledged; or the run that lives has removed it.
                 continue
             yield failed or start.boot != boot_id(), _copies(stored)
+
+    @property
+    def _sync_failed(self) -> bool:
+        return (self._directory / _FAILED).exists()
 
     def _segments(self) -> list[Path]:
         if not self._directory.is_dir():
